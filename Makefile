@@ -1,0 +1,71 @@
+# Everything a developer or a newcomer runs. `make` alone lists it.
+PYTHON := .venv/bin/python
+ARGS ?=
+
+BENCHES := takeover noop step
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-bench demo models test check format proto proto-check lock \
+	test-unit test-contract test-integration test-faults bench \
+	$(BENCHES:%=bench-%) clean
+
+help: ## This list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | \
+		while IFS="$$(printf '\t')" read -r name what; do printf '  %-18s %s\n' "$$name" "$$what"; done
+	@printf '  %-18s %s\n' 'bench-NAME' 'One benchmark: $(BENCHES); ARGS="--quick --peer ray"'
+
+setup: ## Put everything that is needed into .venv, from nothing; fast when it is there
+	@tools/setup.sh
+
+setup-bench: ## The same, with the peers that benchmarks compare against
+	@tools/setup.sh bench
+
+models: setup ## Fetch the model of the demo and the tests
+	@$(PYTHON) -m corefleet.models fetch qwen2.5-coder-0.5b
+
+demo: models ## Start a fleet, run an agent, kill the node that runs it, see it go on
+	@.venv/bin/agentctl demo $(ARGS)
+
+test: models ## Set up and run all tests
+	@$(PYTHON) -m pytest $(ARGS)
+
+check: setup ## Formatting, lint, types, generated code
+	@.venv/bin/ruff format --check .
+	@.venv/bin/ruff check .
+	@$(PYTHON) -m tools.proto --check
+	@.venv/bin/mypy
+
+format: setup ## Format the code and apply the safe fixes
+	@.venv/bin/ruff check --fix .
+	@.venv/bin/ruff format .
+
+proto: setup ## Generate corefleet/rpc from proto/
+	@$(PYTHON) -m tools.proto
+
+proto-check: setup ## Say whether corefleet/rpc is what proto/ makes
+	@$(PYTHON) -m tools.proto --check
+
+lock: ## Install the newest versions that pyproject.toml allows and write constraints.txt
+	@tools/lock.sh
+
+test-unit: setup ## Pure tests, no servers
+	@$(PYTHON) -m pytest tests/unit $(ARGS)
+
+test-contract: setup ## Each protocol against all of its implementations
+	@$(PYTHON) -m pytest tests/contract $(ARGS)
+
+test-integration: models ## Real etcd, NATS and engine on free ports
+	@$(PYTHON) -m pytest tests/integration $(ARGS)
+
+test-faults: models ## Real processes killed and frozen
+	@$(PYTHON) -m pytest tests/faults $(ARGS)
+
+bench: ## List the benchmarks
+	@printf 'make bench-%s\n' $(BENCHES)
+
+$(BENCHES:%=bench-%): bench-%: setup-bench
+	@$(PYTHON) -m tools.bench $* $(ARGS)
+
+clean: ## Remove .venv and what tools left behind; the cache of wheels and models stays
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""corefleet: AI-agent workloads on thousands of bare-metal CPU servers."""

@@ -1,0 +1,201 @@
+"""One connection to one NATS server: nats-py with its reconnecting switched off.
+
+nats-py waits for its outgoing bytes to drain before it gives a connection up, so a
+frozen server holds it for ever. Here a connection that does not answer is aborted, and
+`NatsBus` opens another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.errors import Error as NatsError
+from nats.errors import MaxPayloadError, UnexpectedEOF
+
+from corefleet.errors import Incompatible, InvalidInput, Unavailable
+
+_OLDEST_SERVER = (2, 12)
+_MOST_UNSENT_BYTES = 32 * 1024 * 1024
+_CHECK_S = 0.25
+_PING_EVERY_S = 1.0
+_PING_TIMEOUT_S = 3
+_NEVER_S = 10**8
+_CLOSE_S = 1.0
+
+
+class Connection:
+    """A connection from `open` until `lost` returns; it is never used again after that."""
+
+    def __init__(self, client: Client, lost: asyncio.Event, url: str) -> None:
+        self._client = client
+        self._lost = lost
+        self._subscriptions: set[Subscription] = set()
+        self.url = url
+
+    @classmethod
+    async def open(
+        cls, url: str, name: str, timeout_s: float, on_error: Callable[[Exception], None]
+    ) -> Connection:
+        """Connect to `url` within `timeout_s`.
+
+        Raises Unavailable, or Incompatible when the server is older than 2.12.
+        """
+        client = Client()
+        lost = asyncio.Event()
+        connected = False
+        reason: Exception | None = None
+
+        async def failed(error: Exception) -> None:
+            nonlocal reason
+            reason = reason or error
+            if connected:
+                if isinstance(error, OSError | UnexpectedEOF):
+                    lost.set()
+                on_error(error)
+
+        async def closed() -> None:
+            lost.set()
+
+        connection = cls(client, lost, url)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await client.connect(
+                    url,
+                    name=name,
+                    error_cb=failed,
+                    closed_cb=closed,
+                    allow_reconnect=False,
+                    max_reconnect_attempts=1,
+                    reconnect_time_wait=0,
+                    ping_interval=_NEVER_S,
+                    pending_size=0,
+                    inbox_prefix="_INBOX.cf",
+                )
+            _check_version(client, url)
+        except (NatsError, OSError) as error:
+            await connection.close(abort=True)
+            raise Unavailable(f"NATS at {url}: {reason or error!r}") from error
+        except BaseException:  # whatever ended this, the half-open client must not stay
+            await connection.close(abort=True)
+            raise
+        connected = True
+        return connection
+
+    def send(
+        self,
+        subject: str,
+        payload: bytes,
+        reply: str = "",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Hand a message to the client, which writes it with the others of this loop turn.
+
+        Raises Unavailable when the server has not taken what was sent before, and
+        InvalidInput when the payload is larger than the server allows.
+        """
+        client = self._client
+        if client.pending_data_size > _MOST_UNSENT_BYTES:
+            raise Unavailable(f"NATS at {self.url}: does not read what is sent")
+        sending = client.publish(
+            subject,
+            payload,
+            reply,
+            headers,  # type: ignore[arg-type]
+        )
+        # With pending_size=0 publish never waits: it runs to its end in one step.
+        try:
+            sending.send(None)
+        except StopIteration:
+            return
+        except MaxPayloadError:
+            raise InvalidInput(
+                "payload", f"{len(payload)} bytes for {subject}", f"at most {client.max_payload}"
+            ) from None
+        except NatsError as error:
+            self._lost.set()
+            raise Unavailable(f"NATS at {self.url}: {error}") from error
+        sending.close()
+        raise Unavailable(f"NATS at {self.url}: the client's queue is full")
+
+    async def listen(
+        self, subject: str, queue: str, receive: Callable[[Msg], Awaitable[None]]
+    ) -> Subscription:
+        """Subscribe; `receive` gets the messages one after another. Raises Unavailable."""
+        try:
+            subscription = await self._client.subscribe(subject, queue, cb=receive)
+        except (NatsError, OSError) as error:
+            self._lost.set()
+            raise Unavailable(f"NATS at {self.url}: {error}") from error
+        self._subscriptions.add(subscription)
+        return subscription
+
+    async def unlisten(self, subscription: Subscription) -> None:
+        """End a subscription; nothing is delivered after this returns."""
+        self._subscriptions.discard(subscription)
+        try:
+            await subscription.unsubscribe()
+        except (NatsError, OSError):
+            # Only a closed connection refuses, and it delivers nothing any more.
+            self._lost.set()
+
+    async def _ping(self) -> bool:
+        """Whether the server answers; a late PONG would break the reader, so no is final."""
+        try:
+            await self._client.rtt(_PING_TIMEOUT_S)
+        except (NatsError, OSError):
+            self._lost.set()
+            return False
+        return True
+
+    async def lost(self) -> None:
+        """Return when the server has gone, closed the connection or stopped answering."""
+        loop = asyncio.get_running_loop()
+        ping_at = loop.time() + _PING_EVERY_S
+        while self._client.is_connected and not self._lost.is_set():
+            try:
+                async with asyncio.timeout(_CHECK_S):
+                    await self._lost.wait()
+            except TimeoutError:
+                if loop.time() < ping_at:
+                    continue
+                if not await self._ping():
+                    return
+                ping_at = loop.time() + _PING_EVERY_S
+
+    async def close(self, abort: bool) -> None:
+        """Disconnect within a second; with `abort` what waits to be sent is lost. Idempotent."""
+        if abort:
+            self._abort()
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await self._client.close()
+        except (TimeoutError, NatsError, OSError):
+            self._abort()
+        for subscription in self._subscriptions:
+            # nats-py leaves their tasks behind when its close fails half way.
+            subscription._stop_processing()
+        self._subscriptions.clear()
+
+    def _abort(self) -> None:
+        """Drop the socket with its unsent bytes; nats-py has no public way to do that."""
+        transport = self._client._transport
+        writer = getattr(transport, "_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()
+
+
+def _check_version(client: Client, url: str) -> None:
+    version = client.connected_server_version
+    try:
+        found = (version.major or 0, version.minor or 0)
+    except ValueError:
+        found = (0, 0)
+    if found < _OLDEST_SERVER:
+        raise Incompatible(
+            f"NATS at {url}: server version {version!r}; expected 2.12 or newer "
+            "(older ones ignore time to live and atomic batches)"
+        )

@@ -1,0 +1,307 @@
+"""The client library: submit tasks to a fleet and follow them to their end.
+
+    async with Client("127.0.0.1:7070") as client:
+        async for event in client.run("support", "What is 2 + 2?", session="alice"):
+            ...
+
+Answers are the messages of corefleet.rpc (proto/corefleet/v1); errors are those of
+corefleet.errors. Calls go to one controld and move on to the next address when it does
+not answer; a call is repeated only when that is safe, under the same request id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import grpc.aio
+
+from corefleet import refused
+from corefleet.errors import Conflict, InvalidInput, Unavailable
+from corefleet.ids import RequestId
+from corefleet.rpc import fleet_pb2, fleet_pb2_grpc, tasks_pb2, tasks_pb2_grpc
+from corefleet.submissions import SubmissionStream
+
+T = TypeVar("T")
+
+_MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+_OPTIONS = (
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+)
+_PAUSE_S = 0.1
+
+
+class _Peer:
+    """One controld's address with its channel and stubs."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        self.tasks: Any = tasks_pb2_grpc.TasksStub(self.channel)  # type: ignore[no-untyped-call]
+        self.fleet: Any = fleet_pb2_grpc.FleetStub(self.channel)  # type: ignore[no-untyped-call]
+
+
+class Client:
+    """A connection to a fleet through any of its controlds.
+
+    `addresses` is one host:port or several; `timeout_s` bounds each call, all its
+    retries included (following a task is not bounded). Use it as an async context
+    manager, or call `close`.
+    """
+
+    def __init__(self, addresses: str | Sequence[str], *, timeout_s: float = 10.0) -> None:
+        named = [addresses] if isinstance(addresses, str) else list(addresses)
+        if not named or not all(named):
+            raise InvalidInput("addresses", addresses, "one host:port or more")
+        self._addresses = named
+        self._timeout_s = timeout_s
+        self._peers: dict[str, _Peer] = {}
+        self._current = random.randrange(len(named))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections; calls under way end with an error. Idempotent."""
+        peers, self._peers = list(self._peers.values()), {}
+        for peer in peers:
+            await peer.channel.close(None)
+
+    def prefer(self, address: str) -> None:
+        """Call `address`, one of those given, from now on, until it does not answer."""
+        if address not in self._addresses:
+            raise InvalidInput("address", address, f"one of {', '.join(self._addresses)}")
+        self._current = self._addresses.index(address)
+
+    @staticmethod
+    def request(
+        pool: str,
+        input: str | bytes,
+        *,
+        session: str = "",
+        request_id: str = "",
+        deadline_s: float = 0.0,
+        kind: str = "",
+        follow: bool = False,
+    ) -> tasks_pb2.SubmitRequest:
+        """Return a submission, with a new request id unless one is given."""
+        return tasks_pb2.SubmitRequest(
+            pool=pool,
+            session=session,
+            request_id=request_id or new_request_id(),
+            input=input.encode() if isinstance(input, str) else input,
+            deadline_ms=int(deadline_s * 1000),
+            kind=kind,
+            follow=follow,
+        )
+
+    async def submit(
+        self,
+        pool: str,
+        input: str | bytes,
+        *,
+        session: str = "",
+        request_id: str = "",
+        deadline_s: float = 0.0,
+        kind: str = "",
+    ) -> tasks_pb2.SubmitReply:
+        """Have one task accepted durably.
+
+        Raises InvalidInput naming the field, NotFound for the pool, Conflict when the
+        request id was used for something else, Exhausted with a pause, Unavailable.
+        """
+        request = self.request(
+            pool, input, session=session, request_id=request_id, deadline_s=deadline_s, kind=kind
+        )
+        return await self._call(lambda peer, left: peer.tasks.Submit(request, timeout=left))
+
+    async def run(
+        self,
+        pool: str,
+        input: str | bytes,
+        *,
+        session: str = "",
+        request_id: str = "",
+        deadline_s: float = 0.0,
+        kind: str = "",
+    ) -> AsyncIterator[tasks_pb2.TaskEvent]:
+        """Submit one task and yield its events to the end; `finished` is the last."""
+        request = self.request(
+            pool, input, session=session, request_id=request_id, deadline_s=deadline_s,
+            kind=kind, follow=True,
+        )  # fmt: skip
+        async for made in self.submit_many([request]):
+            if made.HasField("refused"):
+                raise refused.from_refusal(made.refused)
+            if made.HasField("event"):
+                yield made.event
+
+    async def submit_many(
+        self,
+        requests: Iterable[tasks_pb2.SubmitRequest] | AsyncIterable[tasks_pb2.SubmitRequest],
+        *,
+        in_flight: int = 1024,
+    ) -> AsyncIterator[tasks_pb2.SubmitEvent]:
+        """Submit many tasks on one stream; yield what becomes of each, as it happens.
+
+        Every request is answered by one `accepted` or `refused`; one with `follow` set
+        is also told of by `event`s, the last of which is `finished`. At most `in_flight`
+        requests are under way; a broken stream is continued on another controld.
+        """
+        stream = SubmissionStream(requests, in_flight)
+        give_up = self._now() + self._timeout_s
+        try:
+            while not stream.finished:
+                peer = self._peer()
+                try:
+                    async for made in stream.carry(peer.tasks.SubmitStream):
+                        give_up = self._now() + self._timeout_s
+                        yield made
+                except grpc.aio.AioRpcError as error:
+                    await self._pause(refused.from_call(error), give_up)
+        finally:
+            await stream.close()
+
+    async def get(self, task: str) -> tasks_pb2.Task:
+        """Return the task as it stands. Raises NotFound, InvalidInput, Unavailable."""
+        request = tasks_pb2.GetRequest(task=task)
+        return await self._call(lambda peer, left: peer.tasks.Get(request, timeout=left))
+
+    async def watch(self, task: str, *, tokens: bool = True) -> AsyncIterator[tasks_pb2.TaskEvent]:
+        """Yield a snapshot of the task, then its events to the end.
+
+        When the controld that serves it dies another one goes on, with a new snapshot.
+        Raises NotFound, InvalidInput, Unavailable.
+        """
+        request = tasks_pb2.WatchRequest(task=task, no_tokens=not tokens)
+        give_up = self._now() + self._timeout_s
+        while True:
+            peer = self._peer()
+            try:
+                async for event in peer.tasks.Watch(request):
+                    give_up = self._now() + self._timeout_s
+                    yield event
+                    if event.HasField("finished"):
+                        return
+            except grpc.aio.AioRpcError as error:
+                await self._pause(refused.from_call(error), give_up)
+
+    async def cancel(self, task: str, reason: str = "") -> tasks_pb2.Task:
+        """End a task that has not ended.
+
+        Raises Conflict when it had ended before, saying how; NotFound, Unavailable.
+        """
+        request = tasks_pb2.CancelRequest(task=task, reason=reason)
+        tries = 0
+
+        def call(peer: _Peer, left: float) -> Awaitable[tasks_pb2.Task]:
+            nonlocal tries
+            tries += 1
+            answer: Awaitable[tasks_pb2.Task] = peer.tasks.Cancel(request, timeout=left)
+            return answer
+
+        try:
+            return await self._call(call)
+        except Conflict:
+            ended = await self.get(task)
+            if tries > 1 and ended.state == tasks_pb2.TASK_STATE_CANCELLED:
+                return ended
+            raise
+
+    async def list(
+        self,
+        *,
+        pool: str = "",
+        session: str = "",
+        state: tasks_pb2.TaskState = tasks_pb2.TASK_STATE_UNSPECIFIED,
+        page_size: int = 100,
+        page_token: str = "",
+    ) -> tasks_pb2.ListReply:
+        """Return one page of live tasks; pass its `next_page_token` for the next one."""
+        request = tasks_pb2.ListRequest(
+            pool=pool, session=session, state=state, page_size=page_size, page_token=page_token
+        )
+        return await self._call(lambda peer, left: peer.tasks.List(request, timeout=left))
+
+    async def nodes(self) -> Sequence[fleet_pb2.Node]:
+        """Return all nodes that ever registered, with their state."""
+        request = fleet_pb2.ListNodesRequest()
+        reply: fleet_pb2.ListNodesReply = await self._call(
+            lambda peer, left: peer.fleet.ListNodes(request, timeout=left)
+        )
+        return reply.nodes
+
+    async def pools(self) -> Sequence[fleet_pb2.Pool]:
+        """Return all pools."""
+        request = fleet_pb2.ListPoolsRequest()
+        reply: fleet_pb2.ListPoolsReply = await self._call(
+            lambda peer, left: peer.fleet.ListPools(request, timeout=left)
+        )
+        return reply.pools
+
+    async def apply_pool(self, name: str, spec_toml: str) -> fleet_pb2.Pool:
+        """Create or replace a pool. Raises InvalidInput naming what is wrong."""
+        request = fleet_pb2.ApplyPoolRequest(name=name, spec_toml=spec_toml)
+        return await self._call(lambda peer, left: peer.fleet.ApplyPool(request, timeout=left))
+
+    async def explain(self, task: str) -> fleet_pb2.ExplainReply:
+        """Return why the task was, or would be, placed where it is. Raises NotFound."""
+        request = fleet_pb2.ExplainRequest(task=task)
+        return await self._call(lambda peer, left: peer.fleet.Explain(request, timeout=left))
+
+    async def controlds(self) -> Sequence[fleet_pb2.Controld]:
+        """Return the living controlds with what each owns."""
+        request = fleet_pb2.ListControldsRequest()
+        reply: fleet_pb2.ListControldsReply = await self._call(
+            lambda peer, left: peer.fleet.ListControlds(request, timeout=left)
+        )
+        return reply.controlds
+
+    async def _call(self, call: Callable[[_Peer, float], Awaitable[T]]) -> T:
+        give_up = self._now() + self._timeout_s
+        while True:
+            try:
+                return await call(self._peer(), max(0.001, give_up - self._now()))
+            except grpc.aio.AioRpcError as error:
+                await self._pause(refused.from_call(error), give_up)
+
+    async def _pause(self, error: Exception, give_up: float) -> None:
+        """Turn to the next controld after a moment; raise `error` if that cannot help."""
+        if not isinstance(error, Unavailable) or self._now() + _PAUSE_S >= give_up:
+            raise error
+        self._current = (self._current + 1) % len(self._addresses)
+        await asyncio.sleep(_PAUSE_S * (0.5 + random.random()))
+
+    def _peer(self) -> _Peer:
+        address = self._addresses[self._current]
+        peer = self._peers.get(address)
+        if peer is None:
+            peer = self._peers[address] = _Peer(address)
+        return peer
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+def new_request_id() -> RequestId:
+    """Mint a request id that nobody else has."""
+    return RequestId(f"r-{secrets.token_hex(12)}")

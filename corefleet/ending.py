@@ -1,0 +1,342 @@
+"""How a task ends: decided by one write, carried out by whoever finds it decided.
+
+docs/architecture.md, rule 3. The decision is the record itself, rewritten under
+compare-and-set with an `Ending` in it; that fences the journal and everybody else who
+would end or requeue the task. Then, each step harmless when repeated: the session head
+(compare-and-set; if another one stands there, the ending is void), the result (create),
+the journal in short form, and last the record's terminal form, which expires at once.
+Whoever dies in between leaves the ending in the record, and the next attempt, or the
+owner, carries it out.
+
+An attempt that leaves its session's head as it was decides by the result itself: its
+create is fenced on the record, so it can be written only while the attempt holds the
+task, and whoever holds the task later finds it before doing anything else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from corefleet.bus import Entry, Log, Stored
+from corefleet.codec import decode, encode
+from corefleet.errors import Fenced, NotFound
+from corefleet.ids import ShardId, shard_of_task
+from corefleet.messages.records import (
+    TERMINAL,
+    Ending,
+    JournalEntry,
+    ResultRecord,
+    SessionHead,
+    TaskRecord,
+)
+from corefleet.subjects import Layout
+from corefleet.sure_append import Patience, append_surely, read_surely
+
+TERMINAL_TTL_S = 5
+"""How long followers have to see that a record is terminal."""
+RESULT_SLACK_S = 5
+"""A result outlives its request id by this, which `submit` counts on."""
+
+
+class HeadMoved(Exception):
+    """The session head is not the one that the ending was made from: the ending is void."""
+
+
+class Superseded(Exception):
+    """The record is no longer the one that was to be ended; `stored` is what is there."""
+
+    def __init__(self, stored: Stored | None) -> None:
+        super().__init__("the task's record has moved on")
+        self.stored = stored
+
+
+@dataclass(slots=True, frozen=True)
+class Shelf:
+    """Where one task's records lie."""
+
+    log: Log
+    layout: Layout
+    task: str
+    shard: ShardId
+    patience: Patience
+
+    @property
+    def record(self) -> str:
+        return self.layout.task(self.shard, self.task)
+
+    @property
+    def journal(self) -> str:
+        return self.layout.journal(self.shard, self.task)
+
+    @property
+    def result(self) -> str:
+        return self.layout.result(self.shard, self.task)
+
+    async def last(self, subject: str) -> Stored | None:
+        return await self.log.last(subject, self.patience.call_s)
+
+
+def shelf_of(log: Log, layout: Layout, task: str, patience: Patience) -> Shelf:
+    return Shelf(log, layout, task, shard_of_task(task), patience)
+
+
+def ending_of(
+    result: ResultRecord,
+    head: SessionHead | None = None,
+    head_revision: int = 0,
+    number: int = 0,
+    journaled: bool = True,
+) -> Ending:
+    """Return the Ending that makes `result` the task's result and `head` its session's head."""
+    return Ending(
+        state=result.state,
+        failure=result.failure,
+        result=encode(result),
+        head=b"" if head is None else encode(head),
+        head_revision=head_revision,
+        number=number,
+        journaled=journaled,
+    )
+
+
+async def end_task(
+    log: Log,
+    layout: Layout,
+    record: TaskRecord,
+    revision: int,
+    result: ResultRecord,
+    patience: Patience | None = None,
+) -> ResultRecord:
+    """End a task by its owner's hand: cancel, deadline, dead letter.
+
+    Returns the result that stands: `result` itself, or that of whoever was first.
+    Raises Fenced when the record was rewritten without being ended, NotFound when
+    neither record nor result is there any more, Unavailable.
+    """
+    shelf = shelf_of(log, layout, record.task, patience or Patience())
+    if record.ending is not None:
+        try:
+            return await carry_out(shelf, record, revision)
+        except HeadMoved:
+            pass  # void: the task can be ended otherwise
+        except Superseded as moved:
+            return await _winner(shelf, moved.stored)
+    ending = ending_of(result, journaled=record.attempt > 0)
+    try:
+        decided, sequence = await decide(shelf, record, revision, ending)
+        return await carry_out(shelf, decided, sequence, result)
+    except Superseded as moved:
+        return await _winner(shelf, moved.stored)
+
+
+async def settle(
+    shelf: Shelf, record: TaskRecord, revision: int, result: ResultRecord, ending: Ending
+) -> None:
+    """End a task whose session's head stays as it was; `ending` is that of `result`.
+
+    Raises Superseded and Unavailable.
+    """
+    entry = Entry(
+        shelf.result,
+        ending.result,
+        fence_sequence=revision,
+        fence_subject=shelf.record,
+        ttl_s=record.result_ttl_s + RESULT_SLACK_S,
+    )
+
+    async def resolve() -> int | None:
+        found = await shelf.last(shelf.result)
+        if found is not None and found.payload == entry.payload:
+            return found.sequence
+        stored = await shelf.last(shelf.record)
+        if found is None and stored is not None and stored.sequence == revision:
+            return None
+        raise Superseded(stored)
+
+    await append_surely(shelf.log, entry, resolve, shelf.patience)
+    await _close(shelf, record, revision, ending, result)
+
+
+async def settled(shelf: Shelf, record: TaskRecord, revision: int) -> ResultRecord | None:
+    """Return the result that an earlier attempt settled on, its end carried out.
+
+    None when there is none: then none can come, for `record` fences all earlier ones.
+    """
+    found = await read_surely(lambda: shelf.last(shelf.result), shelf.patience)
+    if found is None:
+        return None
+    result = decode(found.payload, ResultRecord)
+    await _close(shelf, record, revision, ending_of(result), result)
+    return result
+
+
+async def decide(
+    shelf: Shelf, record: TaskRecord, revision: int, ending: Ending
+) -> tuple[TaskRecord, int]:
+    """Put `ending` into the record; return it with its new sequence.
+
+    Raises Superseded, StoreFull, and Unavailable when patience is at its end.
+    """
+    live = record.state
+    if live in TERMINAL:  # an owner hands the record as it will be
+        live = "placed" if record.node else "queued"
+    decided = msgspec.structs.replace(record, state=live, ending=ending)
+    entry = Entry(shelf.record, encode(decided), fence_sequence=revision, rollup=True)
+
+    async def resolve() -> int | None:
+        stored = await shelf.last(shelf.record)
+        if stored is not None and stored.sequence == revision:
+            return None
+        if stored is not None and stored.payload == entry.payload:
+            return stored.sequence
+        raise Superseded(stored)
+
+    sequence = await append_surely(shelf.log, entry, resolve, shelf.patience, wait_for_room=False)
+    return decided, sequence
+
+
+async def carry_out(
+    shelf: Shelf, record: TaskRecord, revision: int, result: ResultRecord | None = None
+) -> ResultRecord:
+    """Do what the ending in `record` says; return the result that stands then.
+
+    Several may do so at once. `result` spares decoding it. Raises HeadMoved,
+    Superseded, and Unavailable when patience is at its end.
+    """
+    ending = record.ending
+    if ending is None:
+        raise ValueError(f"{record.task}: the record has no ending")
+    if result is None:
+        result = decode(ending.result, ResultRecord)
+    if ending.head:
+        await _write_head(shelf, record, revision, ending)
+    stands = await _write_result(shelf, record, ending)
+    if stands is not None:
+        # An attempt had settled on it before this ending was decided.
+        result = stands
+        ending = msgspec.structs.replace(ending, state=stands.state, failure=stands.failure)
+    await _close(shelf, record, revision, ending, result)
+    return result
+
+
+async def _close(
+    shelf: Shelf, record: TaskRecord, revision: int, ending: Ending, result: ResultRecord
+) -> None:
+    if ending.journaled:
+        await _write_journal(shelf, record, revision, ending, result)
+    await _write_terminal(shelf, record, revision, ending)
+
+
+async def _write_head(shelf: Shelf, record: TaskRecord, revision: int, ending: Ending) -> None:
+    subject = shelf.layout.head(shelf.shard, record.pool, record.session)
+    entry = Entry(subject, ending.head, fence_sequence=ending.head_revision, rollup=True)
+
+    async def resolve() -> int | None:
+        head = await shelf.last(subject)
+        if head is not None and decode(head.payload, SessionHead).last_task == record.task:
+            return head.sequence
+        if (head.sequence if head is not None else 0) == ending.head_revision:
+            return None
+        stored = await shelf.last(shelf.record)
+        if stored is None or stored.sequence != revision:
+            raise Superseded(stored)
+        raise HeadMoved
+
+    await append_surely(shelf.log, entry, resolve, shelf.patience)
+
+
+async def _write_result(shelf: Shelf, record: TaskRecord, ending: Ending) -> ResultRecord | None:
+    """Create the result; return the one that stood there before, if it is another."""
+    other: ResultRecord | None = None
+    ttl_s = record.result_ttl_s + RESULT_SLACK_S
+    entry = Entry(shelf.result, ending.result, fence_sequence=0, ttl_s=ttl_s)
+
+    async def resolve() -> int | None:
+        nonlocal other
+        stored = await shelf.last(shelf.result)
+        if stored is None:
+            return None
+        if stored.payload != ending.result:
+            other = decode(stored.payload, ResultRecord)
+        return stored.sequence
+
+    await append_surely(shelf.log, entry, resolve, shelf.patience)
+    return other
+
+
+async def _write_journal(
+    shelf: Shelf, record: TaskRecord, revision: int, ending: Ending, result: ResultRecord
+) -> None:
+    finish = JournalEntry(
+        task=record.task,
+        attempt=result.attempt,
+        number=ending.number,
+        steps=result.steps,
+        finish=True,
+    )
+    entry = Entry(
+        shelf.journal,
+        encode(finish),
+        fence_sequence=revision,
+        fence_subject=shelf.record,
+        rollup=True,
+        ttl_s=record.result_ttl_s,
+    )
+
+    async def resolve() -> int | None:
+        stored = await shelf.last(shelf.record)
+        if stored is not None and stored.sequence == revision:
+            return None  # whether or not it is there: once more makes no difference
+        return 0
+
+    await append_surely(shelf.log, entry, resolve, shelf.patience)
+
+
+async def _write_terminal(shelf: Shelf, record: TaskRecord, revision: int, ending: Ending) -> None:
+    terminal = msgspec.structs.replace(
+        record, state=ending.state, failure=ending.failure, ending=None, input=""
+    )
+    entry = Entry(
+        shelf.record,
+        encode(terminal),
+        fence_sequence=revision,
+        rollup=True,
+        ttl_s=TERMINAL_TTL_S,
+    )
+
+    async def resolve() -> int | None:
+        stored = await shelf.last(shelf.record)
+        if stored is not None and stored.sequence == revision:
+            return None
+        # Terminal already, gone, or requeued with the ending still in it: the result
+        # stands, and whoever moved the record carries the rest out.
+        return 0
+
+    await append_surely(shelf.log, entry, resolve, shelf.patience)
+
+
+async def _winner(shelf: Shelf, stored: Stored | None) -> ResultRecord:
+    """Return the result of whoever ended the task first, carrying its ending out."""
+    while True:
+        if stored is None:
+            return await _standing(shelf)
+        record = decode(stored.payload, TaskRecord)
+        if record.state in TERMINAL:
+            return await _standing(shelf)
+        if record.ending is None:
+            raise Fenced(f"{shelf.task}: the record moved on to {stored.sequence}")
+        try:
+            return await carry_out(shelf, record, stored.sequence)
+        except HeadMoved:
+            raise Fenced(f"{shelf.task}: a void ending stands at {stored.sequence}") from None
+        except Superseded as moved:
+            stored = moved.stored
+
+
+async def _standing(shelf: Shelf) -> ResultRecord:
+    stored = await read_surely(lambda: shelf.last(shelf.result), shelf.patience)
+    if stored is None:
+        raise NotFound(f"{shelf.task}: neither a record nor a result is there any more")
+    return decode(stored.payload, ResultRecord)

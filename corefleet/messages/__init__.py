@@ -1,0 +1,1 @@
+"""Every record, wire message and link message that the programs agree on."""

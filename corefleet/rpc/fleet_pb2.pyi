@@ -1,0 +1,173 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ListNodesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListNodesReply(_message.Message):
+    __slots__ = ("nodes",)
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedCompositeFieldContainer[Node]
+    def __init__(self, nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ...) -> None: ...
+
+class Node(_message.Message):
+    __slots__ = ("node", "rack", "epoch", "state", "arch", "domains", "load", "running", "queued", "beat_age_ms", "version", "warnings")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    RACK_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ARCH_FIELD_NUMBER: _ClassVar[int]
+    DOMAINS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    BEAT_AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    rack: str
+    epoch: int
+    state: str
+    arch: str
+    domains: _containers.RepeatedCompositeFieldContainer[Domain]
+    load: Load
+    running: int
+    queued: int
+    beat_age_ms: int
+    version: str
+    warnings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node: _Optional[str] = ..., rack: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ..., arch: _Optional[str] = ..., domains: _Optional[_Iterable[_Union[Domain, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., beat_age_ms: _Optional[int] = ..., version: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Domain(_message.Message):
+    __slots__ = ("domain", "cpus", "memory_bytes", "slots")
+    DOMAIN_FIELD_NUMBER: _ClassVar[int]
+    CPUS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    domain: int
+    cpus: str
+    memory_bytes: int
+    slots: _containers.RepeatedCompositeFieldContainer[Slots]
+    def __init__(self, domain: _Optional[int] = ..., cpus: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[Slots, _Mapping]]] = ...) -> None: ...
+
+class Slots(_message.Message):
+    __slots__ = ("pool", "total", "used")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    total: int
+    used: int
+    def __init__(self, pool: _Optional[str] = ..., total: _Optional[int] = ..., used: _Optional[int] = ...) -> None: ...
+
+class Load(_message.Message):
+    __slots__ = ("cpu", "memory_bandwidth", "memory", "network", "storage")
+    CPU_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BANDWIDTH_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_FIELD_NUMBER: _ClassVar[int]
+    STORAGE_FIELD_NUMBER: _ClassVar[int]
+    cpu: float
+    memory_bandwidth: float
+    memory: float
+    network: float
+    storage: float
+    def __init__(self, cpu: _Optional[float] = ..., memory_bandwidth: _Optional[float] = ..., memory: _Optional[float] = ..., network: _Optional[float] = ..., storage: _Optional[float] = ...) -> None: ...
+
+class ListPoolsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListPoolsReply(_message.Message):
+    __slots__ = ("pools",)
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    pools: _containers.RepeatedCompositeFieldContainer[Pool]
+    def __init__(self, pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ...) -> None: ...
+
+class Pool(_message.Message):
+    __slots__ = ("name", "spec_toml", "revision", "model", "agent", "pool_class", "tools", "slots")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SPEC_TOML_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    POOL_CLASS_FIELD_NUMBER: _ClassVar[int]
+    TOOLS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    spec_toml: str
+    revision: int
+    model: str
+    agent: str
+    pool_class: str
+    tools: _containers.RepeatedScalarFieldContainer[str]
+    slots: int
+    def __init__(self, name: _Optional[str] = ..., spec_toml: _Optional[str] = ..., revision: _Optional[int] = ..., model: _Optional[str] = ..., agent: _Optional[str] = ..., pool_class: _Optional[str] = ..., tools: _Optional[_Iterable[str]] = ..., slots: _Optional[int] = ...) -> None: ...
+
+class ApplyPoolRequest(_message.Message):
+    __slots__ = ("name", "spec_toml")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SPEC_TOML_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    spec_toml: str
+    def __init__(self, name: _Optional[str] = ..., spec_toml: _Optional[str] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("task",)
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    task: str
+    def __init__(self, task: _Optional[str] = ...) -> None: ...
+
+class ExplainReply(_message.Message):
+    __slots__ = ("task", "chosen", "why", "candidates")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    task: str
+    chosen: str
+    why: str
+    candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
+    def __init__(self, task: _Optional[str] = ..., chosen: _Optional[str] = ..., why: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ...) -> None: ...
+
+class Candidate(_message.Message):
+    __slots__ = ("node", "domain", "eligible", "score", "line")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    DOMAIN_FIELD_NUMBER: _ClassVar[int]
+    ELIGIBLE_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    domain: int
+    eligible: bool
+    score: float
+    line: str
+    def __init__(self, node: _Optional[str] = ..., domain: _Optional[int] = ..., eligible: _Optional[bool] = ..., score: _Optional[float] = ..., line: _Optional[str] = ...) -> None: ...
+
+class ListControldsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListControldsReply(_message.Message):
+    __slots__ = ("controlds",)
+    CONTROLDS_FIELD_NUMBER: _ClassVar[int]
+    controlds: _containers.RepeatedCompositeFieldContainer[Controld]
+    def __init__(self, controlds: _Optional[_Iterable[_Union[Controld, _Mapping]]] = ...) -> None: ...
+
+class Controld(_message.Message):
+    __slots__ = ("controld", "address", "shards", "racks")
+    CONTROLD_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    RACKS_FIELD_NUMBER: _ClassVar[int]
+    controld: str
+    address: str
+    shards: _containers.RepeatedScalarFieldContainer[int]
+    racks: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, controld: _Optional[str] = ..., address: _Optional[str] = ..., shards: _Optional[_Iterable[int]] = ..., racks: _Optional[_Iterable[str]] = ...) -> None: ...
