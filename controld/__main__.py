@@ -1,0 +1,5 @@
+"""`python -m controld`"""
+
+from controld.app import main
+
+main()

@@ -1,0 +1,96 @@
+"""The service that operators call: corefleet.v1.Fleet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from controld.api import render
+from controld.api.refusals import abort
+from controld.api.spec_text import from_text
+from controld.api.story import Stories
+from controld.calls import OwnerCalls
+from controld.cluster import Cluster
+from controld.core.fleet import Fleet
+from controld.registration import Registrar
+from controld.registry import Registry
+from corefleet.errors import CorefleetError, NotFound
+from corefleet.ids import check_task_id
+from corefleet.messages.wire import ExplainAnswer
+from corefleet.rpc import fleet_pb2, fleet_pb2_grpc
+
+
+class FleetService(fleet_pb2_grpc.FleetServicer):
+    """Shows and changes what the cluster is made of."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        registry: Registry,
+        registrar: Registrar,
+        calls: OwnerCalls,
+        stories: Stories,
+        fleet: Fleet,
+    ) -> None:
+        self._cluster = cluster
+        self._registry = registry
+        self._registrar = registrar
+        self._calls = calls
+        self._stories = stories
+        self._fleet = fleet
+
+    async def ListNodes(  # noqa: N802
+        self, request: fleet_pb2.ListNodesRequest, context: Any
+    ) -> fleet_pb2.ListNodesReply:
+        nodes = sorted(self._fleet.nodes(), key=lambda status: status.registration.node)
+        return fleet_pb2.ListNodesReply(nodes=[render.node(status) for status in nodes])
+
+    async def ListPools(  # noqa: N802
+        self, request: fleet_pb2.ListPoolsRequest, context: Any
+    ) -> fleet_pb2.ListPoolsReply:
+        table = self._registry.pools
+        return fleet_pb2.ListPoolsReply(
+            pools=[
+                render.pool(spec, table.revisions[name])
+                for name, spec in sorted(table.records.items())
+            ]
+        )
+
+    async def ApplyPool(  # noqa: N802
+        self, request: fleet_pb2.ApplyPoolRequest, context: Any
+    ) -> fleet_pb2.Pool:
+        try:
+            spec = from_text(request.name, request.spec_toml)
+            revision = await self._registrar.apply_pool(spec)
+        except CorefleetError as error:
+            await abort(context, error)
+        return render.pool(spec, revision)
+
+    async def Explain(  # noqa: N802
+        self, request: fleet_pb2.ExplainRequest, context: Any
+    ) -> fleet_pb2.ExplainReply:
+        try:
+            check_task_id(request.task, self._cluster.settings.shards)
+            answer = await self._calls.explain(request.task)
+            if not answer.found:
+                result = await self._stories.result(request.task)
+                if result is None:
+                    raise NotFound(f"task {request.task}: not known, or its result has expired")
+                answer = ExplainAnswer(found=True, chosen=result.node, why=result.why)
+        except CorefleetError as error:
+            await abort(context, error)
+        return render.explanation(request.task, answer)
+
+    async def ListControlds(  # noqa: N802
+        self, request: fleet_pb2.ListControldsRequest, context: Any
+    ) -> fleet_pb2.ListControldsReply:
+        controlds = {
+            name: fleet_pb2.Controld(controld=name, address=found.address)
+            for name, found in sorted(self._registry.controlds.records.items())
+        }
+        for name, owned in sorted(self._registry.shards.records.items()):
+            if owned.controld in controlds:
+                controlds[owned.controld].shards.append(int(name))
+        for name, owned in sorted(self._registry.racks.records.items()):
+            if owned.controld in controlds:
+                controlds[owned.controld].racks.append(name)
+        return fleet_pb2.ListControldsReply(controlds=list(controlds.values()))

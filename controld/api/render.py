@@ -1,0 +1,219 @@
+"""Stored records and wire messages as the API's protobuf messages."""
+
+from __future__ import annotations
+
+import msgspec
+
+from controld.api.spec_text import to_text
+from controld.core.fleet import NodeStatus
+from corefleet.messages.records import (
+    Failure,
+    PoolSpec,
+    ResultRecord,
+    Step,
+    TaskRecord,
+)
+from corefleet.messages.wire import (
+    AgentPublished,
+    ExplainAnswer,
+    StepEnded,
+    TaskEvent,
+    TaskFinished,
+    TaskPlaced,
+    TaskRequeued,
+    TaskWaiting,
+    TokenText,
+)
+from corefleet.rpc import fleet_pb2, tasks_pb2
+
+_SUMMARY_CHARS = 200
+_INNER = ("open", "intent")
+"""Kinds of journal entries that are no step of their own to anybody outside."""
+
+STATES: dict[str, tasks_pb2.TaskState] = {
+    "queued": tasks_pb2.TASK_STATE_QUEUED,
+    "placed": tasks_pb2.TASK_STATE_PLACED,
+    "running": tasks_pb2.TASK_STATE_RUNNING,
+    "done": tasks_pb2.TASK_STATE_DONE,
+    "failed": tasks_pb2.TASK_STATE_FAILED,
+    "cancelled": tasks_pb2.TASK_STATE_CANCELLED,
+}
+
+
+def ended_task(result: ResultRecord) -> tasks_pb2.Task:
+    """Return the task that ended as `result` says."""
+    return tasks_pb2.Task(
+        task=result.task,
+        pool=result.pool,
+        session=result.session,
+        request_id=result.request_id,
+        state=STATES[result.state],
+        attempt=result.attempt,
+        node=result.node,
+        domain=result.domain,
+        created_ms=result.created_ms,
+        finished_ms=result.finished_ms,
+        output=result.output,
+        failure=failure(result.failure),
+        reason=result.why,
+        steps=[step(each) for each in result.steps if each.kind not in _INNER],
+    )
+
+
+def live_task(
+    record: TaskRecord, steps: tuple[Step, ...] = (), reason: str = "", journaled: int = 0
+) -> tasks_pb2.Task:
+    """Return a task that has not ended.
+
+    A record says only `placed`; that `journaled`, the newest attempt in the journal, is
+    the placed one shows that it runs.
+    """
+    state: str = record.state
+    if state == "placed" and journaled == record.attempt:
+        state = "running"
+    return tasks_pb2.Task(
+        task=record.task,
+        pool=record.pool,
+        session=record.session,
+        request_id=record.request_id,
+        state=STATES[state],
+        attempt=record.attempt,
+        node=record.node,
+        domain=record.domain,
+        created_ms=record.created_ms,
+        failure=failure(record.failure),
+        reason=reason or record.why,
+        steps=[step(each) for each in steps if each.kind not in _INNER],
+    )
+
+
+def failure(found: Failure | None) -> tasks_pb2.Failure | None:
+    """Return why a task did not end well, None when it did."""
+    return tasks_pb2.Failure(code=found.code, message=found.message) if found else None
+
+
+def step(found: Step, summary: str = "") -> tasks_pb2.Step:
+    """Return a committed step; without a `summary` its result is shown in short."""
+    return tasks_pb2.Step(
+        step=found.step,
+        kind=found.kind,
+        name=found.name,
+        attempt=found.attempt,
+        node=found.node,
+        started_ms=found.started_ms,
+        wall_us=found.wall_us,
+        tokens_in=found.tokens_in,
+        tokens_out=found.tokens_out,
+        summary=summary or _summary(found),
+    )
+
+
+def event(found: TaskEvent) -> tasks_pb2.TaskEvent:
+    """Return one event of a task."""
+    made = tasks_pb2.TaskEvent(task=found.task, at_ms=found.at_ms)
+    match found:
+        case TaskFinished():
+            made.finished.CopyFrom(ended_task(found.result))
+        case TokenText():
+            made.token.step = found.step
+            made.token.text = found.text
+        case StepEnded():
+            made.step.CopyFrom(step(found.step, found.summary))
+        case TaskPlaced():
+            made.placed.attempt = found.attempt
+            made.placed.node = found.node
+            made.placed.domain = found.domain
+            made.placed.why = found.why
+        case TaskWaiting():
+            made.waiting.reason = found.reason
+        case TaskRequeued():
+            made.requeued.attempt = found.attempt
+            made.requeued.node = found.node
+            made.requeued.reason = found.reason
+        case AgentPublished():
+            made.published.step = found.step
+            made.published.topic = found.topic
+            made.published.data = found.data
+    return made
+
+
+def pool(spec: PoolSpec, revision: int) -> fleet_pb2.Pool:
+    """Return a pool; `spec_toml` leaves out what has its default."""
+    return fleet_pb2.Pool(
+        name=spec.name,
+        spec_toml=to_text(spec),
+        revision=revision,
+        model=spec.model,
+        agent=spec.agent,
+        pool_class=spec.pool_class,
+        tools=[tool.name for tool in spec.tools],
+        slots=spec.slots,
+    )
+
+
+def _summary(found: Step) -> str:
+    if found.error:
+        return found.error[:_SUMMARY_CHARS]
+    if not found.result:
+        return ""
+    try:
+        value = msgspec.msgpack.decode(found.result)
+        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    except (msgspec.DecodeError, TypeError):
+        return f"{len(found.result)} bytes"
+    return text if len(text) <= _SUMMARY_CHARS else f"{text[:_SUMMARY_CHARS]}..."
+
+
+def node(status: NodeStatus) -> fleet_pb2.Node:
+    """Return a node as registered and as last heard of."""
+    registration, load = status.registration, status.load
+    made = fleet_pb2.Node(
+        node=registration.node,
+        rack=registration.rack,
+        epoch=registration.epoch,
+        state=status.state,
+        arch=registration.arch,
+        load=fleet_pb2.Load(
+            cpu=load.cpu,
+            memory_bandwidth=load.memory_bandwidth,
+            memory=load.memory,
+            network=load.network,
+            storage=load.storage,
+        ),
+        running=status.running,
+        queued=status.queued,
+        beat_age_ms=int(status.beat_age_s * 1000),
+        version=registration.version,
+        warnings=registration.warnings,
+    )
+    for domain in registration.domains:
+        made.domains.add(
+            domain=domain.domain,
+            cpus=domain.cpus,
+            memory_bytes=domain.memory_bytes,
+            slots=[
+                fleet_pb2.Slots(pool=each.pool, total=each.total, used=max(0, each.used))
+                for each in sorted(status.slots, key=lambda use: use.pool)
+                if each.domain == domain.domain
+            ],
+        )
+    return made
+
+
+def explanation(task: str, answer: ExplainAnswer) -> fleet_pb2.ExplainReply:
+    """Return why a task was, or would be, placed where it is."""
+    return fleet_pb2.ExplainReply(
+        task=task,
+        chosen=answer.chosen,
+        why=answer.why,
+        candidates=[
+            fleet_pb2.Candidate(
+                node=each.node,
+                domain=each.domain,
+                eligible=each.eligible,
+                score=each.score,
+                line=each.line,
+            )
+            for each in answer.candidates
+        ],
+    )

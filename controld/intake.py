@@ -1,0 +1,247 @@
+"""Submissions: checked, admitted and made durable, from clients and from agents alike."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import structlog
+
+from controld.background import Background, stop
+from controld.cluster import Cluster
+from controld.core.admission import Admission
+from controld.gauges import Gauges
+from controld.registry import Registry
+from corefleet.bus import Incoming
+from corefleet.codec import decode, encode
+from corefleet.errors import (
+    CorefleetError,
+    Exhausted,
+    InvalidInput,
+    NotFound,
+    Unavailable,
+)
+from corefleet.ids import (
+    check_name,
+    check_request_id,
+    new_task_id,
+    session_for_request,
+    shard_of,
+)
+from corefleet.journal import Patience, submit
+from corefleet.messages.records import ControldRegistration, PoolSpec, RequestRecord, TaskRecord
+from corefleet.messages.wire import SubmitAnswer, SubmitMessage
+from corefleet.subjects import CONTROL_QUEUE, CONTROL_SUBMIT
+
+_log = structlog.get_logger(__name__)
+
+_STORE_S = 2.0
+_PATIENCE = Patience(call_s=2.0, give_up_s=6.0)
+_WATCH_S = 1.0
+_KINDS = ("compute", "retrieval", "tool", "mixed")
+_MAX_DEADLINE_MS = 365 * 24 * 3600 * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What somebody asks for, not yet checked. `deadline_ms` counts from acceptance."""
+
+    pool: str
+    session: str
+    request_id: str
+    input: bytes | str
+    deadline_ms: int = 0
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A task that is durable; `duplicate` when its request id had been accepted before."""
+
+    task: str
+    session: str
+    duplicate: bool
+
+
+class Intake:
+    """The one road by which tasks come in."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        background: Background,
+        registry: Registry,
+        gauges: Gauges,
+        admission: Admission,
+        backlog: Callable[[], Mapping[str, int]],
+    ) -> None:
+        self._cluster = cluster
+        self._background = background
+        self._registry = registry
+        self._gauges = gauges
+        self._admission = admission
+        self._backlog = backlog
+        self._open = AsyncExitStack()
+
+    async def start(self) -> None:
+        """Begin to accept, from agents over the bus too."""
+        self._registry.pools.listen(self._pool_seen)
+        self._registry.controlds.listen(self._member_seen)
+        subscription = await self._cluster.bus.subscribe(
+            CONTROL_SUBMIT, self._sent, queue=CONTROL_QUEUE
+        )
+        self._open.push_async_callback(subscription.close)
+        watching = self._background.spawn(self._watch_room(), "room in streams")
+        self._open.push_async_callback(stop, watching)
+
+    async def close(self) -> None:
+        """Accept nothing more over the bus. Idempotent."""
+        await self._open.aclose()
+
+    async def submit(
+        self, asked: Submission, begun: Callable[[str], None] | None = None
+    ) -> Accepted:
+        """Check, admit and store one submission; on return it is durable.
+
+        `begun` is told the task's id before anything is stored, so that no event of it
+        can be missed. Raises NotFound (pool), InvalidInput naming the field, Exhausted,
+        Conflict (request id used for something else), StoreFull, Unavailable.
+        """
+        try:
+            accepted = await self._submit(asked, begun)
+        except CorefleetError as error:
+            self._gauges.refused(type(error).__name__).inc()
+            raise
+        self._gauges.submissions(asked.pool, str(accepted.duplicate).lower()).inc()
+        return accepted
+
+    async def _submit(self, asked: Submission, begun: Callable[[str], None] | None) -> Accepted:
+        clock = self._cluster.clock
+        record, size = self._record(asked)
+        refusal = self._admission.admit(record.pool, size, clock.monotonic())
+        if refusal is not None:
+            if refusal.permanent:
+                raise InvalidInput("input", f"{size} bytes", refusal.reason)
+            raise Exhausted(refusal.reason, refusal.retry_after_s)
+        if begun is not None:
+            begun(record.task)
+        started = clock.monotonic()
+        request = RequestRecord(
+            request_id=record.request_id,
+            task=record.task,
+            session=record.session,
+            digest=_digest(record),
+        )
+        task, duplicate = await submit(
+            self._cluster.log, self._cluster.layout, request, record, _PATIENCE
+        )
+        self._gauges.submit_s().observe(clock.monotonic() - started)
+        return Accepted(task, record.session, duplicate)
+
+    def _record(self, asked: Submission) -> tuple[TaskRecord, int]:
+        """Return the new task that the submission asks for, checked, and its input's bytes."""
+        pool = self._pool(asked.pool)
+        if asked.session:
+            check_name("session", asked.session)
+        request_id = check_request_id(asked.request_id)
+        session = asked.session or session_for_request(request_id)
+        text, size = self._text(asked.input)
+        if asked.kind and asked.kind not in _KINDS:
+            raise InvalidInput("kind", asked.kind, f"one of {', '.join(_KINDS)}, or none")
+        if asked.deadline_ms > _MAX_DEADLINE_MS:
+            raise InvalidInput(
+                "deadline_ms", asked.deadline_ms, f"at most {_MAX_DEADLINE_MS}, which is a year"
+            )
+        now_ms = self._cluster.clock.wall_ms()
+        allowed_ms = asked.deadline_ms or int(pool.deadline_s * 1000)
+        shard = shard_of(pool.name, session, self._cluster.settings.shards)
+        made = TaskRecord(
+            task=new_task_id(shard, now_ms, secrets.token_bytes(10)),
+            pool=pool.name,
+            session=session,
+            request_id=request_id,
+            input=text,
+            pool_class=pool.pool_class,
+            kind=asked.kind or pool.kind,
+            origin=self._cluster.controld,
+            created_ms=now_ms,
+            deadline_ms=now_ms + allowed_ms if allowed_ms else 0,
+            max_attempts=pool.max_attempts,
+            result_ttl_s=pool.result_ttl_s,
+        )
+        return made, size
+
+    def _pool(self, name: str) -> PoolSpec:
+        if not name:
+            raise InvalidInput("pool", name, "the name of a pool")
+        pool = self._registry.pools.records.get(name)
+        if pool is None:
+            known = ", ".join(sorted(self._registry.pools.records)) or "none yet"
+            raise NotFound(f"pool {name[:80]!r}: no such pool; known: {known}")
+        return pool
+
+    def _text(self, given: bytes | str) -> tuple[str, int]:
+        data = given.encode() if isinstance(given, str) else given
+        limit = self._cluster.settings.max_input_bytes
+        if len(data) > limit:
+            raise InvalidInput("input", f"{len(data)} bytes", f"at most {limit} bytes")
+        try:
+            return data.decode(), len(data)
+        except UnicodeDecodeError as error:
+            raise InvalidInput(
+                "input", data[error.start : error.start + 8], f"UTF-8; byte {error.start} is not"
+            ) from None
+
+    def _sent(self, message: Incoming) -> None:
+        self._background.spawn(self._answer(message))
+
+    async def _answer(self, message: Incoming) -> None:
+        try:
+            asked = decode(message.payload, SubmitMessage)
+            accepted = await self.submit(
+                Submission(asked.pool, asked.session, asked.request_id, asked.input)
+            )
+            answer = SubmitAnswer(
+                task=accepted.task, session=accepted.session, duplicate=accepted.duplicate
+            )
+        except Exhausted as error:
+            answer = SubmitAnswer(error=str(error), retry_after_s=error.retry_after_s)
+        except Unavailable as error:
+            answer = SubmitAnswer(error=str(error), retry_after_s=_WATCH_S)
+        except CorefleetError as error:
+            answer = SubmitAnswer(error=str(error))
+        self._cluster.bus.publish(message.reply, encode(answer))
+
+    async def _watch_room(self) -> None:
+        """Keep admission current on how full streams and queues are."""
+        log, streams = self._cluster.log, self._cluster.settings.streams
+        while True:
+            try:
+                usages = [await log.usage(stream, _STORE_S) for stream in range(streams)]
+                self._admission.set_stream_usage(max(usages))
+            except Unavailable as error:
+                _log.debug("room in streams not known", error=str(error))
+            backlog = self._backlog()
+            for pool in self._registry.pools.records:
+                self._admission.set_backlog(pool, backlog.get(pool, 0))
+            await asyncio.sleep(_WATCH_S)
+
+    def _pool_seen(self, name: str, spec: PoolSpec | None, revision: int) -> None:
+        self._admission.set_pools(dict(self._registry.pools.records))
+
+    def _member_seen(self, name: str, found: ControldRegistration | None, revision: int) -> None:
+        self._admission.set_members(max(1, len(self._registry.controlds.records)))
+
+
+def _digest(record: TaskRecord) -> bytes:
+    """Return what tells a repeated submission from another one with its request id."""
+    what = hashlib.blake2b(digest_size=16)
+    for part in (record.pool, record.session, record.kind, record.input):
+        data = part.encode()
+        what.update(len(data).to_bytes(4, "big"))
+        what.update(data)
+    return what.digest()

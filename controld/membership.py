@@ -1,0 +1,112 @@
+"""This controld's registration in the store, on a lease that is renewed for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import structlog
+
+from controld.background import Background, stop
+from controld.cluster import Cluster
+from corefleet.codec import decode, encode
+from corefleet.errors import Conflict, Unavailable
+from corefleet.messages.records import ControldRegistration
+from corefleet.store import Compare, Lease, Put
+from corefleet.subjects import controld_key
+
+_log = structlog.get_logger(__name__)
+
+_RETRY_S = 0.3
+
+
+class Membership:
+    """Joins the cluster, and joins it anew whenever the lease was lost."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        background: Background,
+        registration: ControldRegistration,
+        ttl_s: float,
+    ) -> None:
+        self._cluster = cluster
+        self._background = background
+        self._registration = registration
+        self._ttl_s = ttl_s
+        self._lease: Lease | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.revision = 0
+        """Revision of our registration: a claim holds only while it stands."""
+
+    def valid_until(self) -> float:
+        """Monotonic seconds until which we may act; 0 while we are no member."""
+        return self._lease.valid_until() if self._lease else 0.0
+
+    async def join(self, lost: Callable[[], None]) -> None:
+        """Register; from then on call `lost` whenever the lease ended, and register anew.
+
+        Raises Conflict when another process with this id keeps its registration, and
+        Unavailable.
+        """
+        await self._register()
+        self._task = self._background.spawn(self._keep(lost), "membership")
+
+    async def leave(self) -> None:
+        """End the registration at once. Idempotent."""
+        await stop(self._task)
+        self._task = None
+        if self._lease is not None:
+            lease, self._lease = self._lease, None
+            try:
+                await lease.revoke()
+            except Unavailable as error:
+                _log.warning("lease not revoked; it will expire", error=str(error))
+
+    async def _keep(self, lost: Callable[[], None]) -> None:
+        while True:
+            if self._lease is not None:
+                await self._lease.lost()
+                _log.warning("lease lost: no decisions until registered anew")
+                old, self._lease = self._lease, None
+                lost()
+                with contextlib.suppress(Unavailable):
+                    await old.revoke()
+            try:
+                await self._register()
+                _log.info("registered anew", controld=self._registration.controld)
+            except (Unavailable, Conflict) as error:
+                _log.warning("not registered yet", error=str(error))
+                await asyncio.sleep(_RETRY_S)
+
+    async def _register(self) -> None:
+        """Take a lease and write the registration; waits for an older one to expire."""
+        store = self._cluster.store
+        key = controld_key(self._registration.controld)
+        lease = await store.lease(self._ttl_s)
+        try:
+            give_up = self._cluster.clock.monotonic() + 2 * self._ttl_s + 1
+            while True:
+                put = Put(key, encode(self._registration), lease.id)
+                done = await store.commit([Compare(key, 0)], [put])
+                if done.succeeded:
+                    self.revision = done.revision
+                    self._lease = lease
+                    return
+                await self._wait_for_older(key, give_up)
+        except BaseException:
+            # Whatever ends this, cancellation included, must not leave a lease behind.
+            with contextlib.suppress(Unavailable):
+                await lease.revoke()
+            raise
+
+    async def _wait_for_older(self, key: str, give_up: float) -> None:
+        found = await self._cluster.store.get(key)
+        if found is not None and self._cluster.clock.monotonic() > give_up:
+            address = decode(found.value, ControldRegistration).address
+            raise Conflict(
+                f"id: {self._registration.controld!r} is in use by the controld at {address}; "
+                "expected an id of its own for each"
+            )
+        await asyncio.sleep(_RETRY_S)

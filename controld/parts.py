@@ -1,0 +1,139 @@
+"""The parts of a controld and how they are wired; what they stand on is given to them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from importlib import metadata as packages
+
+from controld.api.fleet import FleetService
+from controld.api.followers import Followers
+from controld.api.server import ApiServer
+from controld.api.story import Stories
+from controld.api.tasks import TasksService
+from controld.background import Background
+from controld.calls import OwnerCalls
+from controld.cluster import Cluster
+from controld.core.admission import Admission, AdmissionSettings
+from controld.core.fleet import Fleet
+from controld.core.liveness import LivenessTimes
+from controld.core.ownership import OwnershipCore
+from controld.gauges import make_gauges
+from controld.intake import Intake
+from controld.membership import Membership
+from controld.owner import Owner
+from controld.registration import Registrar
+from controld.registry import Registry
+from controld.shards import Shards
+from controld.units import OwnedUnits
+from corefleet import metrics
+from corefleet.bus import Bus
+from corefleet.config import ControldConfig, LivenessConfig
+from corefleet.messages.records import ControldRegistration
+
+_DRAIN_S = 2.0
+
+
+class Parts:
+    """The parts of a controld, wired to each other; knows no concrete adapter."""
+
+    def __init__(
+        self,
+        config: ControldConfig,
+        cluster: Cluster,
+        background: Background,
+        registry: Registry,
+        beats_bus: Bus,
+    ) -> None:
+        self._config = config
+        self._cluster = cluster
+        self._background = background
+        self._registry = registry
+        self._beats_bus = beats_bus
+        self._metrics = metrics.Metrics()
+        self._gauges = make_gauges(self._metrics)
+        self._fleet = Fleet(config.sample_size)
+        self._shards = Shards(cluster, background, registry, self._gauges, self._fleet)
+        self._calls = OwnerCalls(cluster)
+        self._stories = Stories(cluster, self._calls)
+        self._followers = Followers(cluster, background, self._stories)
+        self._registrar = Registrar(cluster, registry, background)
+        self._intake = Intake(
+            cluster,
+            background,
+            registry,
+            self._gauges,
+            Admission(AdmissionSettings(max_input_bytes=cluster.settings.max_input_bytes)),
+            self._shards.backlog,
+        )
+
+    async def start(self, stack: AsyncExitStack) -> str:
+        """Start all; `stack` stops them in the reverse order. Return the served address."""
+        server = self._server()
+        address = server.bind()
+        if self._config.metrics:
+            scraped = metrics.serve(self._metrics, self._config.metrics)
+            stack.push_async_callback(asyncio.to_thread, scraped.close)
+        for part in (self._shards, self._followers, self._registrar, self._intake):
+            stack.push_async_callback(part.close)
+            await part.start()
+        owner = self._owner(address)
+        self._shards.may_act = owner.may_act
+        self._shards.superseded = owner.superseded
+        stack.push_async_callback(_together, owner.close, lambda: server.close(_DRAIN_S))
+        await owner.start()
+        await server.start()
+        return address
+
+    def _server(self) -> ApiServer:
+        tasks = TasksService(
+            self._cluster, self._intake, self._stories, self._followers, self._calls
+        )
+        fleet = FleetService(
+            self._cluster, self._registry, self._registrar, self._calls, self._stories, self._fleet
+        )
+        return ApiServer(self._config.listen, tasks, fleet)
+
+    def _owner(self, address: str) -> Owner:
+        registration = ControldRegistration(
+            controld=self._config.id,
+            address=address,
+            started_ms=self._cluster.clock.wall_ms(),
+            version=_version(),
+        )
+        membership = Membership(
+            self._cluster, self._background, registration, self._config.lease_ttl_s
+        )
+        units = OwnedUnits(
+            self._cluster,
+            self._background,
+            self._registry,
+            self._beats_bus,
+            self._shards,
+            _times(self._config.liveness),
+        )
+        core = OwnershipCore(self._config.id, random.Random())
+        return Owner(self._cluster, self._background, self._registry, core, membership, units)
+
+
+async def _together(*closing: Callable[[], Awaitable[None]]) -> None:
+    await asyncio.gather(*(close() for close in closing))
+
+
+def _times(config: LivenessConfig) -> LivenessTimes:
+    return LivenessTimes(
+        suspect_after_s=config.suspect_after_s,
+        lost_after_s=config.lost_after_s,
+        probe_timeout_s=config.probe_timeout_s,
+        cut_after_s=config.cut_after_s,
+        digest_interval_s=config.digest_interval_s,
+    )
+
+
+def _version() -> str:
+    try:
+        return packages.version("corefleet")
+    except packages.PackageNotFoundError:
+        return "source"

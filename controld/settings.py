@@ -1,0 +1,94 @@
+"""What a controld is set to: its own configuration checked, the cluster's from the store."""
+
+from __future__ import annotations
+
+import structlog
+
+from corefleet.codec import decode, encode
+from corefleet.config import ControldConfig
+from corefleet.errors import ConfigError, InvalidInput, Unavailable
+from corefleet.ids import check_name
+from corefleet.messages.records import ClusterSettings
+from corefleet.store import Compare, Put, Store
+from corefleet.subjects import SETTINGS, Layout
+
+_log = structlog.get_logger(__name__)
+
+
+def check_config(config: ControldConfig, where: str) -> None:
+    """Raise ConfigError naming the key whose value is not possible."""
+    try:
+        check_name("id", config.id)
+        _check_address("listen", config.listen)
+        if config.metrics:
+            _check_address("metrics", config.metrics)
+        _check_positive(config)
+        cluster = config.cluster
+        Layout(cluster.shards, cluster.streams)
+        if not 1 <= cluster.replicas <= 5:
+            raise InvalidInput("cluster.replicas", cluster.replicas, "1 to 5")
+        if not 1 <= cluster.max_input_bytes <= 512 * 1024:
+            raise InvalidInput(
+                "cluster.max_input_bytes", cluster.max_input_bytes, "1 to 524288 (512 KiB)"
+            )
+        times = config.liveness
+        if not times.beat_interval_s < times.suspect_after_s < times.lost_after_s:
+            raise InvalidInput(
+                "liveness.lost_after_s", times.lost_after_s,
+                "beat_interval_s < suspect_after_s < lost_after_s",
+            )  # fmt: skip
+    except InvalidInput as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+async def cluster_settings(store: Store, wanted: ClusterSettings) -> ClusterSettings:
+    """Return the cluster's constants, written by the first controld that comes.
+
+    Raises Unavailable.
+    """
+    found = await store.get(SETTINGS)
+    if found is None:
+        try:
+            await store.commit([Compare(SETTINGS, 0)], [Put(SETTINGS, encode(wanted))])
+        except Unavailable as error:
+            _log.warning("settings perhaps not written", error=str(error))
+        found = await store.get(SETTINGS)
+        if found is None:
+            raise Unavailable("the cluster's settings could not be written")
+    settings = decode(found.value, ClusterSettings)
+    if settings != wanted:
+        _log.warning(
+            "the cluster's settings are not those of the configuration; the cluster's count",
+            cluster=settings,
+            configuration=wanted,
+        )
+    return settings
+
+
+def _check_address(field: str, value: str) -> None:
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise InvalidInput(field, value, "host:port, e.g. 127.0.0.1:7070; port 0 takes a free one")
+
+
+def _check_positive(config: ControldConfig) -> None:
+    times = config.liveness
+    values = {
+        "lease_ttl_s": config.lease_ttl_s,
+        "sample_size": config.sample_size,
+        "nats.connect_timeout_s": config.nats.connect_timeout_s,
+        "etcd.timeout_s": config.etcd.timeout_s,
+        "liveness.beat_interval_s": times.beat_interval_s,
+        "liveness.probe_timeout_s": times.probe_timeout_s,
+        "liveness.cut_after_s": times.cut_after_s,
+        "liveness.digest_interval_s": times.digest_interval_s,
+    }
+    for field, value in values.items():
+        if value <= 0:
+            raise InvalidInput(field, value, "more than 0")
+    for field, named in (
+        ("nats.servers", config.nats.servers),
+        ("etcd.endpoints", config.etcd.endpoints),
+    ):
+        if not named:
+            raise InvalidInput(field, named, "one address or more")

@@ -1,0 +1,197 @@
+"""All shards that this controld owns, and the one picture of the fleet that they share."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+import structlog
+
+from controld.assigner import Assigner
+from controld.background import Background, stop
+from controld.cluster import Cluster
+from controld.core.fleet import Fleet, FleetDelta
+from controld.core.shard import ShardCore
+from controld.core.shard_io import AttemptStuck, Event, FleetChanged, NodeGone, PoolsSet, Tick
+from controld.gauges import Gauges
+from controld.registry import Registry
+from controld.runner import ShardRunner, Surroundings
+from corefleet.bus import Incoming
+from corefleet.codec import decode
+from corefleet.errors import CorruptRecord
+from corefleet.ids import shard_of_task
+from corefleet.messages.records import LostNode, NodeRegistration, PoolSpec
+from corefleet.messages.wire import RackDigest, Verdict
+from corefleet.subjects import DIGESTS, VERDICTS
+
+_log = structlog.get_logger(__name__)
+
+_TICK_S = 0.05
+
+
+class Shards:
+    """Keeps the fleet current and the owned shards ticking."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        background: Background,
+        registry: Registry,
+        gauges: Gauges,
+        fleet: Fleet,
+    ) -> None:
+        self._cluster = cluster
+        self._background = background
+        self._registry = registry
+        self._gauges = gauges
+        self._fleet = fleet
+        self._runners: dict[int, ShardRunner] = {}
+        self._assigner = Assigner(cluster, background, gauges)
+        self._open = AsyncExitStack()
+        self._settling = False
+        self._pools_changed = False
+        self._random = random.Random()
+        self.may_act: Callable[[], bool] = lambda: True
+        self.superseded: Callable[[int, int], None] = lambda shard, epoch: None
+
+    async def start(self) -> None:
+        """Begin to hear of nodes and pools."""
+        self._registry.pools.listen(self._pool_seen)
+        self._registry.nodes.listen(self._node_seen)
+        self._registry.lost.listen(self._lost_seen)
+        self._set_pools()
+        for subject, handler in ((DIGESTS, self._digest), (VERDICTS, self._verdict)):
+            subscription = await self._cluster.bus.subscribe(subject, handler)
+            self._open.push_async_callback(subscription.close)
+        ticking = self._background.spawn(self._tick(), "shard ticks")
+        self._open.push_async_callback(stop, ticking)
+
+    async def close(self) -> None:
+        """Stop hearing; shards must have been stopped. Idempotent."""
+        await self._open.aclose()
+
+    async def start_shard(self, shard: int, epoch: int) -> None:
+        """Take a shard into motion."""
+        core = ShardCore(shard, self._cluster.controld, epoch, self._fleet, self._random)
+        surroundings = Surroundings(
+            cluster=self._cluster,
+            background=self._background,
+            assigner=self._assigner,
+            gauges=self._gauges,
+            may_act=lambda: self.may_act(),
+            handled=self._settle_soon,
+            superseded=lambda number, newer: self.superseded(number, newer),
+        )
+        runner = ShardRunner(surroundings, core, shard, epoch)
+        self._runners[shard] = runner
+        runner.handle(PoolsSet(dict(self._registry.pools.records)))
+        await runner.start()
+
+    def halt(self, shard: int) -> None:
+        """Decide nothing more for a shard."""
+        runner = self._runners.get(shard)
+        if runner is not None:
+            runner.halt()
+            self._settle_soon()
+
+    async def stop_shard(self, shard: int) -> None:
+        """Return when nothing of the shard moves any more. Idempotent."""
+        runner = self._runners.pop(shard, None)
+        if runner is not None:
+            await runner.close()
+            self._settle_soon()
+
+    def backlog(self) -> dict[str, int]:
+        """Return how many tasks of each pool are queued in our shards."""
+        total: dict[str, int] = {}
+        for runner in self._runners.values():
+            for pool, queued in runner.core.backlog().items():
+                total[pool] = total.get(pool, 0) + queued
+        return total
+
+    def live(self) -> int:
+        """Return the number of shards that we decide for."""
+        return sum(runner.live for runner in self._runners.values())
+
+    def _feed_all(self, event: Event) -> None:
+        for runner in list(self._runners.values()):
+            runner.handle(event)
+
+    def _apply(self, delta: FleetDelta) -> None:
+        for gone in delta.gone:
+            self._feed_all(NodeGone(gone.node, gone.node_epoch, gone.reason))
+        for stuck in delta.stuck:
+            runner = self._runners.get(shard_of_task(stuck.task))
+            if runner is not None:
+                runner.handle(AttemptStuck(stuck.task, stuck.attempt, stuck.age_s))
+        if delta.capacity:
+            self._feed_all(FleetChanged())
+        self._settle_soon()
+
+    def _settle_soon(self) -> None:
+        if not self._settling:
+            self._settling = True
+            asyncio.get_running_loop().call_soon(self._settle)
+
+    def _settle(self) -> None:
+        """Let those go on that wait for room in the fleet, in the fleet's own order."""
+        try:
+            while woken := self._fleet.woken():
+                for shard in woken:
+                    runner = self._runners.get(shard)
+                    if runner is not None:
+                        runner.handle(FleetChanged())
+        finally:
+            self._settling = False
+
+    async def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time() + _TICK_S
+        while True:
+            await asyncio.sleep(max(0.0, due - loop.time()))
+            self._gauges.loop_lag_s().set(max(0.0, loop.time() - due))
+            due = loop.time() + _TICK_S
+            self._gauges.shards().set(self.live())
+            self._apply(self._fleet.tick(self._cluster.clock.monotonic()))
+            self._feed_all(Tick())
+
+    def _digest(self, message: Incoming) -> None:
+        try:
+            digest = decode(message.payload, RackDigest)
+        except CorruptRecord as error:
+            _log.warning("digest is not usable", subject=message.subject, error=str(error))
+            return
+        self._apply(self._fleet.digest(digest, self._cluster.clock.monotonic()))
+
+    def _verdict(self, message: Incoming) -> None:
+        try:
+            verdict = decode(message.payload, Verdict)
+        except CorruptRecord as error:
+            _log.warning("verdict is not usable", error=str(error))
+            return
+        self._apply(self._fleet.verdict(verdict, self._cluster.clock.monotonic()))
+
+    def _pool_seen(self, name: str, spec: PoolSpec | None, revision: int) -> None:
+        if not self._pools_changed:
+            self._pools_changed = True
+            asyncio.get_running_loop().call_soon(self._set_pools)
+
+    def _set_pools(self) -> None:
+        self._pools_changed = False
+        pools = dict(self._registry.pools.records)
+        delta = self._fleet.set_pools(pools)
+        self._feed_all(PoolsSet(pools))
+        self._apply(delta)
+
+    def _node_seen(self, name: str, found: NodeRegistration | None, revision: int) -> None:
+        now = self._cluster.clock.monotonic()
+        if found is None:
+            self._apply(self._fleet.removed(name, now))
+        else:
+            self._apply(self._fleet.registered(found, now))
+
+    def _lost_seen(self, name: str, found: LostNode | None, revision: int) -> None:
+        if found is not None:
+            self._apply(self._fleet.lost(found, self._cluster.clock.monotonic()))

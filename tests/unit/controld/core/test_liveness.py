@@ -1,0 +1,331 @@
+"""Deadlines, probes and verdicts of a rack."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from controld.core.liveness import LivenessTimes, RackLiveness
+from controld.core.liveness_io import (
+    BeatReceived,
+    BusConnection,
+    LivenessAction,
+    LivenessEvent,
+    LivenessTick,
+    LostSeen,
+    NodeRegisteredEvent,
+    NodeRemoved,
+    Probe,
+    ProbeAnswered,
+    PublishDigest,
+    PushVerdict,
+    StoreLost,
+)
+from corefleet.messages.records import LostNode, NodeRegistration
+from corefleet.messages.wire import Heartbeat, LoadVector, NodeView
+
+A = TypeVar("A")
+
+
+class Rack:
+    """One liveness core under a hand-moved clock that ticks every 10 ms."""
+
+    def __init__(self, *nodes: str, connected: bool = True, answers: bool | None = None) -> None:
+        self.core = RackLiveness("r1", "c1", 7, LivenessTimes(), connected)
+        self.now = 100.0
+        self.number = 0
+        self.answers = answers
+        """What every probe finds, None: probes are not answered by themselves."""
+        self.seen: list[tuple[float, LivenessAction]] = []
+        for node in nodes:
+            self.feed(NodeRegisteredEvent(self.registration(node)))
+
+    @staticmethod
+    def registration(node: str, epoch: int = 1, draining: bool = False) -> NodeRegistration:
+        return NodeRegistration(
+            node=node, epoch=epoch, rack="r1", probe_address=f"{node}:9", draining=draining
+        )
+
+    def feed(self, event: LivenessEvent) -> list[LivenessAction]:
+        actions = self.core.handle(event, self.now, int(self.now * 1000))
+        self.seen += [(self.now, action) for action in actions]
+        for action in actions:
+            if isinstance(action, Probe) and self.answers is not None:
+                self.feed(ProbeAnswered(action.node, action.node_epoch, self.answers))
+        return actions
+
+    def beat(self, node: str = "a", epoch: int = 1, **more: float) -> list[LivenessAction]:
+        self.number += 1
+        beat = Heartbeat(node=node, rack="r1", epoch=epoch, number=self.number, **more)  # type: ignore[arg-type]
+        return self.feed(BeatReceived(beat))
+
+    def wait(self, seconds: float, beating: tuple[str, ...] = ()) -> None:
+        """Tick on, with a beat of each of `beating` every 200 ms."""
+        for step in range(round(seconds * 100)):
+            self.now += 0.01
+            if step % 20 == 19:
+                for node in beating:
+                    self.beat(node)
+            self.feed(LivenessTick())
+
+    def all(self, kind: type[A]) -> list[A]:
+        return [action for _, action in self.seen if isinstance(action, kind)]
+
+    def when(self, kind: type[LivenessAction]) -> list[float]:
+        return [round(at - 100.0, 2) for at, action in self.seen if isinstance(action, kind)]
+
+    def view(self, node: str = "a") -> NodeView | None:
+        """The node in the newest digest."""
+        digests = self.all(PublishDigest)
+        views = [view for view in digests[-1].digest.nodes if view.node == node]
+        return views[0] if views else None
+
+    def states(self) -> list[str]:
+        return [verdict.verdict.state for verdict in self.all(PushVerdict)]
+
+
+def test_a_beating_node_is_ready_and_never_probed() -> None:
+    rack = Rack("a")
+    rack.wait(3.0, beating=("a",))
+    assert rack.all(Probe) == []
+    view = rack.view()
+    assert view is not None
+    assert view.state == "ready"
+    assert 0 <= view.beat_age_s <= 0.2
+
+
+def test_rule_11_two_missed_beats_probe_and_three_condemn_at_once() -> None:
+    rack = Rack("a", answers=False)
+    rack.beat()
+    rack.wait(2.0)
+    assert rack.when(Probe)[0] == 0.45
+    assert rack.when(PushVerdict) == [0.65]
+    assert rack.when(StoreLost) == [0.65]
+    lost = rack.all(StoreLost)[0].lost
+    assert (lost.node, lost.epoch, lost.by, lost.at_ms) == ("a", 1, "c1", 100650)
+    verdict = rack.all(PushVerdict)[0].verdict
+    assert (verdict.rack, verdict.rack_epoch, verdict.state) == ("r1", 7, "lost")
+    view = rack.view()
+    assert view is not None
+    assert view.state == "lost", "digests repeat it"
+
+
+def test_rule_11_a_probe_that_times_out_late_condemns_when_it_does() -> None:
+    rack = Rack("a")
+    rack.beat()
+    rack.wait(0.75)
+    assert rack.states() == [], "nobody knows yet whether somebody answers"
+    rack.feed(ProbeAnswered("a", 1, False))
+    assert rack.states() == ["lost"]
+
+
+def test_probes_go_on_one_at_a_time_while_the_node_is_silent() -> None:
+    rack = Rack("a")
+    rack.beat()
+    rack.wait(0.55)
+    assert len(rack.all(Probe)) == 1
+    rack.feed(ProbeAnswered("a", 1, True))
+    rack.wait(0.14)
+    assert len(rack.all(Probe)) == 1
+    rack.wait(0.02)
+    assert len(rack.all(Probe)) == 2
+    assert rack.all(Probe)[0] == Probe("a", 1, "a:9")
+
+
+def test_rule_10_a_node_that_answers_probes_is_cut_and_not_lost() -> None:
+    rack = Rack("a", answers=True)
+    rack.beat()
+    rack.wait(2.9)
+    assert rack.states() == []
+    view = rack.view()
+    assert view is not None
+    assert view.state == "suspect"
+    rack.wait(0.2)
+    assert rack.states() == ["cut"]
+    assert rack.when(PushVerdict) == [3.0]
+    assert rack.all(StoreLost) == []
+    rack.beat()
+    rack.wait(0.3, beating=("a",))
+    view = rack.view()
+    assert view is not None
+    assert view.state == "ready"
+
+
+def test_a_cut_node_whose_port_dies_too_is_lost() -> None:
+    rack = Rack("a", answers=True)
+    rack.beat()
+    rack.wait(3.1)
+    rack.answers = False
+    rack.wait(0.3)
+    assert rack.states() == ["cut", "lost"]
+
+
+def test_a_beat_saves_a_suspect_and_outdates_the_probe() -> None:
+    rack = Rack("a")
+    rack.beat()
+    rack.wait(0.5)
+    rack.beat()
+    rack.feed(ProbeAnswered("a", 1, False))
+    rack.wait(0.5)
+    assert rack.states() == []
+    rack.wait(0.3)
+    assert rack.states() == [], "the old probe says nothing of the new silence"
+
+
+def test_rule_10_no_verdict_while_our_own_connection_is_down() -> None:
+    rack = Rack("a", "b", answers=False)
+    rack.beat("a")
+    rack.wait(0.4)
+    rack.feed(BusConnection(False))
+    rack.wait(5.0)
+    assert rack.all(Probe) == []
+    assert rack.states() == []
+    rack.feed(BusConnection(True))
+    rack.wait(0.6)
+    assert rack.states() == [], "deadlines count from the reconnect"
+    rack.wait(0.1)
+    assert rack.states() == ["lost", "lost"]
+
+
+def test_rule_10_a_restart_of_nats_condemns_nobody_who_comes_back_in_time() -> None:
+    nodes = tuple(f"n{index}" for index in range(40))
+    rack = Rack(*nodes, answers=True)
+    rack.wait(1.0, beating=nodes)
+    rack.wait(2.5)
+    rack.wait(1.0, beating=nodes)
+    assert rack.states() == []
+
+
+def test_rule_10_a_new_owner_counts_deadlines_from_its_take_over() -> None:
+    rack = Rack("a", answers=False)
+    rack.wait(0.6)
+    assert rack.states() == []
+    rack.wait(0.1)
+    assert rack.states() == ["lost"]
+
+
+def test_a_new_owner_says_nothing_of_nodes_it_has_not_heard_of() -> None:
+    rack = Rack("a", "b")
+    rack.beat("a")
+    rack.wait(0.3)
+    assert rack.view("a") is not None
+    assert rack.view("b") is None
+
+
+def test_rule_8_beats_of_a_lost_epoch_do_not_revive_it_and_are_told_their_verdict() -> None:
+    rack = Rack("a", answers=False)
+    rack.beat()
+    rack.wait(1.0)
+    assert rack.states() == ["lost"]
+    rack.wait(2.5, beating=("a",))
+    view = rack.view()
+    assert view is not None
+    assert view.state == "lost"
+    assert 2 <= len(rack.states()) - 1 <= 3, "at most one a second"
+    assert len(rack.all(StoreLost)) == 1
+
+
+def test_rule_8_a_new_owner_keeps_the_verdicts_that_stand_in_the_store() -> None:
+    for first in ("registration", "verdict"):
+        rack = Rack()
+        events: list[LivenessEvent] = [
+            NodeRegisteredEvent(rack.registration("a", epoch=3)),
+            LostSeen(LostNode(node="a", epoch=3)),
+        ]
+        for event in events if first == "registration" else events[::-1]:
+            rack.feed(event)
+        rack.beat("a", epoch=3)
+        rack.wait(0.3)
+        view = rack.view()
+        assert view is not None, first
+        assert view.state == "lost", first
+        assert rack.all(StoreLost) == []
+
+
+def test_a_newer_registration_revives_the_node_and_ignores_the_old_epochs_beats() -> None:
+    rack = Rack("a", answers=False)
+    rack.beat()
+    rack.wait(1.0)
+    rack.feed(NodeRegisteredEvent(rack.registration("a", epoch=2)))
+    rack.beat("a", epoch=1)
+    rack.wait(0.3)
+    assert rack.view() is None
+    rack.beat("a", epoch=2)
+    rack.wait(0.3)
+    view = rack.view()
+    assert view is not None
+    assert (view.state, view.epoch) == ("ready", 2)
+
+
+def test_an_older_registration_changes_nothing_and_the_same_one_keeps_the_deadline() -> None:
+    rack = Rack("a", answers=False)
+    rack.feed(NodeRegisteredEvent(rack.registration("a", epoch=2)))
+    rack.feed(NodeRegisteredEvent(rack.registration("a", epoch=1)))
+    rack.wait(0.4)
+    rack.feed(NodeRegisteredEvent(rack.registration("a", epoch=2)))
+    rack.wait(0.3)
+    assert rack.all(StoreLost)[0].lost.epoch == 2
+
+
+def test_overtaken_beats_are_no_sign_of_life() -> None:
+    rack = Rack("a", answers=False)
+    rack.beat()
+    old = Heartbeat(node="a", rack="r1", epoch=1, number=0)
+    for _ in range(8):
+        rack.wait(0.1)
+        rack.feed(BeatReceived(old))
+    assert len(rack.all(StoreLost)) == 1
+
+
+def test_beats_of_a_node_whose_main_loop_is_dead_are_no_sign_of_life() -> None:
+    rack = Rack("a", answers=True)
+    rack.beat()
+    for _ in range(40):
+        rack.wait(0.1)
+        rack.beat(loop_age_s=6.0)
+    assert rack.states() == ["cut"]
+
+
+def test_digests_go_out_four_times_a_second_numbered_and_with_the_newest_load() -> None:
+    rack = Rack("a")
+    rack.feed(LivenessTick())
+    number = len(rack.all(PublishDigest))
+    rack.number += 1
+    beat = Heartbeat(
+        node="a", rack="r1", epoch=1, number=rack.number, load=LoadVector(cpu=0.7), running=3
+    )
+    rack.feed(BeatReceived(beat))
+    rack.wait(2.0)
+    digests = [action.digest for action in rack.all(PublishDigest)]
+    assert 8 <= len(digests) - number <= 9
+    assert [digest.number for digest in digests] == list(range(1, len(digests) + 1))
+    assert {(d.rack, d.controld, d.epoch) for d in digests} == {("r1", "c1", 7)}
+    view = rack.view()
+    assert view is not None
+    assert (view.load.cpu, view.running) == (0.7, 3)
+
+
+def test_draining_nodes_are_shown_as_such() -> None:
+    rack = Rack("a")
+    rack.beat()
+    rack.feed(NodeRegisteredEvent(rack.registration("a", draining=True)))
+    rack.wait(0.3, beating=("a",))
+    view = rack.view()
+    assert view is not None
+    assert view.state == "draining"
+
+
+def test_removed_and_unknown_nodes_are_forgotten() -> None:
+    rack = Rack("a", answers=False)
+    rack.feed(NodeRemoved("a"))
+    rack.beat("a")
+    rack.beat("zz")
+    rack.feed(ProbeAnswered("zz", 1, False))
+    rack.wait(1.0)
+    assert rack.states() == []
+
+
+def test_a_probe_that_is_never_answered_is_sent_again() -> None:
+    rack = Rack("a")
+    rack.beat()
+    rack.wait(1.2)
+    assert len(rack.all(Probe)) == 2

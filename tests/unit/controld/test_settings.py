@@ -1,0 +1,47 @@
+"""Impossible values of controld.toml are named; the cluster's constants are written once."""
+
+from __future__ import annotations
+
+import pytest
+
+from controld.settings import check_config, cluster_settings
+from corefleet.adapters.memory_store import MemoryStore
+from corefleet.clock import SystemClock
+from corefleet.config import ControldConfig, parse
+from corefleet.errors import ConfigError
+from corefleet.messages.records import ClusterSettings
+
+
+def test_the_defaults_are_possible() -> None:
+    check_config(parse('id = "c1"', ControldConfig, "t"), "t")
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ('id = "a b"', "id"),
+        ('id = "c"\nlisten = "7070"', "listen"),
+        ('id = "c"\nlisten = "host:99999"', "listen"),
+        ('id = "c"\nmetrics = "nowhere"', "metrics"),
+        ('id = "c"\nlease_ttl_s = 0.0', "lease_ttl_s"),
+        ('id = "c"\nsample_size = 0', "sample_size"),
+        ('id = "c"\n[cluster]\nshards = 4\nstreams = 8', "streams"),
+        ('id = "c"\n[cluster]\nreplicas = 7', "cluster.replicas"),
+        ('id = "c"\n[cluster]\nmax_input_bytes = 9000000', "cluster.max_input_bytes"),
+        ('id = "c"\n[liveness]\nlost_after_s = 0.1', "liveness.lost_after_s"),
+        ('id = "c"\n[nats]\nservers = []', "nats.servers"),
+        ('id = "c"\n[etcd]\nendpoints = []', "etcd.endpoints"),
+    ],
+)
+def test_an_impossible_value_is_named(text: str, field: str) -> None:
+    config = parse(text, ControldConfig, "t")
+    with pytest.raises(ConfigError, match=rf"^t: {field}: "):
+        check_config(config, "t")
+
+
+async def test_the_first_writes_the_settings_and_the_second_takes_them() -> None:
+    store = MemoryStore(SystemClock())
+    first = ClusterSettings(shards=16, streams=2)
+    assert await cluster_settings(store, first) == first
+    assert await cluster_settings(store, ClusterSettings(shards=64)) == first
+    await store.close()
