@@ -1,0 +1,5 @@
+"""`python -m agentd`"""
+
+from agentd.app import main
+
+main()

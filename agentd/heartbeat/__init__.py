@@ -1,0 +1,1 @@
+"""The program that says, five times a second, that this node lives."""

@@ -1,0 +1,220 @@
+"""The plain launcher: numactl and process groups, for machines without systemd.
+
+Its processes die with agentd: `setpriv --pdeathsig` where util-linux has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO
+
+import structlog
+
+from agentd.core.cpulist import format_list
+from agentd.hostfs import HostFs
+from agentd.launch.protocol import ExitStatus, LaunchSpec
+from agentd.launch.verify import wrong_binding
+from corefleet.errors import Incompatible, LaunchFailed
+
+_EXEC_S = 5.0
+_LOOK_EVERY_S = 0.002
+_TRIAL_S = 5.0
+_LAST_WORDS_BYTES = 4096
+
+_log = structlog.get_logger(__name__)
+
+
+class PlainProcess:
+    """A child of agentd in a process group of its own, watched through its pidfd."""
+
+    def __init__(self, spec: LaunchSpec, popen: subprocess.Popen[bytes]) -> None:
+        self.name = spec.name
+        self._log_file = spec.log
+        self._popen = popen
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[ExitStatus] = self._loop.create_future()
+        self._pidfd = os.pidfd_open(popen.pid)
+        self._loop.add_reader(self._pidfd, self._reap)
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    async def wait(self) -> ExitStatus:
+        return await asyncio.shield(self._ended)
+
+    def last_words(self) -> str:
+        if self._log_file is None:
+            return ""
+        with self._log_file.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_WORDS_BYTES))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+
+    def terminate(self) -> None:
+        if not self._ended.done():
+            signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+
+    def kill(self) -> None:
+        # The leader is not reaped before `_ended`, so the group's number is still its own.
+        if not self._ended.done():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        # What it started must not outlive it; the zombie still holds the group's number.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        code = self._popen.wait()
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        status = ExitStatus(signal=-code) if code < 0 else ExitStatus(code=code)
+        if not self._ended.done():
+            self._ended.set_result(status)
+
+
+@dataclass(slots=True, frozen=True)
+class _Binder:
+    """How processes are bound here; `memory`: their memory too."""
+
+    program: str
+    memory: bool
+
+    def command(self, cpus: Sequence[int], domain: int) -> tuple[str, ...]:
+        where = format_list(cpus)
+        if self.memory:
+            return (self.program, f"--physcpubind={where}", f"--membind={domain}")
+        return (self.program, "-c", where)
+
+
+class PlainLauncher:
+    """Starts processes with numactl. Made by `find`."""
+
+    def __init__(self, host: HostFs, binder: _Binder, unisolated: tuple[str, ...]) -> None:
+        self._host = host
+        self._binder = binder
+        self._mortal = _die_with_parent()
+        self.unisolated = unisolated
+
+    @classmethod
+    async def find(
+        cls, host: HostFs, cpus: Sequence[int], domain: int, require_numa: bool
+    ) -> PlainLauncher:
+        """Return a launcher for this machine, after one trial run on `cpus` and `domain`.
+
+        Where the kernel has no NUMA support memory is not bound, and `unisolated` says so.
+        Raises Incompatible when numactl is missing, or when `require_numa` cannot be met.
+        """
+        numactl = shutil.which("numactl")
+        if numactl is None:
+            raise Incompatible("numactl is not on PATH; install the package numactl")
+        binder = _Binder(numactl, memory=True)
+        refusal = await _try(binder.command(cpus, domain))
+        if refusal is None:
+            return cls(host, binder, ())
+        line = f"memory is not bound to its domain: numactl says: {refusal}"
+        if require_numa:
+            raise Incompatible(f"`require` has numa-binding, but {line}")
+        taskset = shutil.which("taskset")
+        if taskset is None:
+            raise Incompatible(f"{line}; and taskset is not on PATH; install util-linux")
+        binder = _Binder(taskset, memory=False)
+        refusal = await _try(binder.command(cpus, domain))
+        if refusal is not None:
+            raise Incompatible(f"CPUs {format_list(cpus)} cannot be bound: {refusal}")
+        return cls(host, binder, (line,))
+
+    async def start(self, spec: LaunchSpec) -> PlainProcess:
+        command = (*self._mortal, *self._binder.command(spec.cpus, spec.domain), *spec.command)
+        with _output(spec) as output:
+            try:
+                # Not from a thread: the parent that PR_SET_PDEATHSIG watches is the thread.
+                popen = subprocess.Popen(  # noqa: ASYNC220 - vfork: back within 2 ms
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    process_group=0,
+                )
+            except OSError as error:
+                raise LaunchFailed(f"{spec.name}: {command[0]}: {error}") from error
+        process = PlainProcess(spec, popen)
+        try:
+            await self._becomes_command(process, spec)
+            wrong = wrong_binding(
+                self._host, process.pid, spec.cpus, spec.domain, self._binder.memory
+            )
+            if wrong is not None:
+                raise LaunchFailed(f"{spec.name}: not bound: {wrong}")
+        except BaseException:  # whatever ended this, an unbound process must not go on
+            process.kill()
+            await process.wait()
+            raise
+        return process
+
+    async def _becomes_command(self, process: PlainProcess, spec: LaunchSpec) -> None:
+        """Wait until setpriv and numactl have done their work and exec'd the command."""
+        ended = asyncio.ensure_future(process.wait())
+        try:
+            async with asyncio.timeout(_EXEC_S):
+                while not ended.done():
+                    if _is_command(self._host.command_line(process.pid), spec.command):
+                        return
+                    await asyncio.wait((ended,), timeout=_LOOK_EVERY_S)
+        except TimeoutError:
+            raise LaunchFailed(f"{spec.name}: not started after {_EXEC_S} s") from None
+        finally:
+            ended.cancel()
+        said = process.last_words()
+        status = await process.wait()
+        raise LaunchFailed(f"{spec.name}: ended at once: {status}{f': {said}' if said else ''}")
+
+
+def _is_command(line: tuple[str, ...] | None, command: tuple[str, ...]) -> bool:
+    """Whether a process runs `command` itself; a script's interpreter may stand before it."""
+    return line is not None and line[-len(command) :] == command and len(line) <= len(command) + 1
+
+
+def _output(spec: LaunchSpec) -> IO[bytes]:
+    if spec.log is None:
+        return open(os.dup(sys.stderr.fileno()), "wb", buffering=0)
+    spec.log.parent.mkdir(parents=True, exist_ok=True)
+    return spec.log.open("ab", buffering=0)
+
+
+def _die_with_parent() -> tuple[str, ...]:
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        _log.warning("setpriv is not on PATH: processes may outlive a killed agentd")
+        return ()
+    return (setpriv, "--pdeathsig", "KILL")
+
+
+async def _try(prefix: Sequence[str]) -> str | None:
+    """Run `true` behind `prefix`; return what it says when that fails."""
+    process = await asyncio.create_subprocess_exec(
+        *prefix,
+        "true",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(_TRIAL_S):
+            _, said = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        return f"no answer from {prefix[0]} within {_TRIAL_S} s"
+    if process.returncode == 0:
+        return None
+    lines = said.decode(errors="replace").strip().splitlines()
+    return lines[0] if lines else f"exit code {process.returncode}"

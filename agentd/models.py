@@ -1,0 +1,39 @@
+"""Which of the configured models this node can serve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from corefleet.config import AgentdConfig, cache_dir, load_models
+from corefleet.models import verify
+
+
+@dataclass(slots=True, frozen=True)
+class FoundModels:
+    """Verified files by model name, and one line for each model that is not usable."""
+
+    paths: dict[str, Path]
+    warnings: tuple[str, ...] = ()
+
+
+def find_models(config: AgentdConfig) -> FoundModels:
+    """Look for the files of models.toml and verify them; blocks while it reads them.
+
+    Raises ConfigError when models.toml cannot be used.
+    """
+    if not config.models:
+        return FoundModels({})
+    directory = Path(config.model_dir) if config.model_dir else cache_dir() / "models"
+    paths: dict[str, Path] = {}
+    warnings = []
+    for name, model in load_models(Path(config.models)).items():
+        path = directory / model.file
+        wrong = verify(path, model)
+        if wrong is None:
+            paths[name] = path
+        else:
+            warnings.append(
+                f"model {name} is not usable, pools that need it are not offered: {wrong}"
+            )
+    return FoundModels(paths, tuple(warnings))

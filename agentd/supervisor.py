@@ -1,0 +1,210 @@
+"""Processes in motion: starts, watches, replaces and ends what the plan wants."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import structlog
+
+from agentd.background import Background
+from agentd.core.supervision import (
+    HOPELESS_EXIT,
+    Action,
+    CrashLoop,
+    KillInstance,
+    Start,
+    StopInstance,
+    Supervision,
+    UnitKey,
+)
+from agentd.launch.protocol import ExitStatus, Launcher, LaunchSpec, Process
+from corefleet.clock import Clock
+from corefleet.errors import LaunchFailed
+
+STOP_GRACE_S = 5.0
+_TICK_S = 0.5
+_KILLED_S = 2.0
+
+_log = structlog.get_logger(__name__)
+
+
+class Household(Protocol):
+    """What the supervisor asks of those who know workers and engines."""
+
+    def spec(self, unit: UnitKey, instance: str) -> LaunchSpec:
+        """Return how to start an instance of `unit`."""
+
+    def started(self, unit: UnitKey, instance: str, process: Process) -> None:
+        """The process runs; make sure that `Supervisor.ready` is told when it can work."""
+
+    def stop(self, unit: UnitKey, instance: str, reason: str, grace_s: float) -> bool:
+        """Ask it to end; False when it cannot be asked and SIGTERM must do."""
+
+    def gone(self, unit: UnitKey, instance: str, reason: str) -> None:
+        """The process is dead, or never came to life."""
+
+
+class Supervisor:
+    """Carries out what Supervision decides."""
+
+    def __init__(
+        self,
+        core: Supervision,
+        launcher: Launcher,
+        household: Household,
+        clock: Clock,
+        background: Background,
+    ) -> None:
+        self._core = core
+        self._launcher = launcher
+        self._household = household
+        self._clock = clock
+        self._background = background
+        self._processes: dict[str, Process] = {}
+        self._wanted: Mapping[UnitKey, tuple[int, object]] = {}
+        self._starting: set[str] = set()
+        self._changed = asyncio.Event()
+        self._closing = False
+        self._alarm: asyncio.TimerHandle | None = None
+        self._listeners: list[Callable[[], None]] = []
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call `listener` whenever a process became ready or ended."""
+        self._listeners.append(listener)
+
+    def want(self, units: Mapping[UnitKey, tuple[int, object]]) -> None:
+        """Set what should run; see Supervision.want."""
+        self._wanted = units
+        self._do(self._core.want(units, self._clock.monotonic()))
+        self._tick()
+
+    def ready(self, instance: str) -> None:
+        """The process can work."""
+        self._core.ready(instance, self._clock.monotonic())
+        self._tell()
+
+    def stuck(self, instance: str, reason: str) -> None:
+        """The process does not answer: it is killed, and replaced."""
+        self._do(self._core.stuck(instance, reason))
+
+    async def settled(self) -> None:
+        """Return when everything wanted is ready or known to fail."""
+        while not self._core.settled():
+            self._changed.clear()
+            await self._changed.wait()
+
+    def troubles(self) -> tuple[str, ...]:
+        return self._core.troubles()
+
+    def troubled(self, unit: UnitKey) -> bool:
+        """Whether `unit` fails again and again."""
+        return self._core.troubled(unit)
+
+    async def close(self) -> None:
+        """Ask all processes to end, kill those that did not in time. Idempotent."""
+        self._closing = True
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        # Workers first: what they finish may need an engine.
+        engines = {key: want for key, want in self._wanted.items() if key.kind == "engine"}
+        for units in (engines, {}):
+            self._do(self._core.want(units, self._clock.monotonic()))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOP_GRACE_S + _KILLED_S):
+                    while not self._only(units):
+                        self._changed.clear()
+                        await self._changed.wait()
+
+    def _only(self, units: Mapping[UnitKey, object]) -> bool:
+        """Whether nothing runs any more but what belongs to `units`."""
+        alive = (*self._processes, *self._starting)
+        return all(self._core.unit_of(instance) in units for instance in alive)
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Start(instance=instance, unit=unit):
+                    self._starting.add(instance)
+                    self._background.spawn(self._live(unit, instance), f"process {instance}")
+                case StopInstance(instance=instance, unit=unit, reason=reason):
+                    self._stop(unit, instance, reason)
+                case KillInstance(instance=instance, reason=reason):
+                    process = self._processes.get(instance)
+                    if process is not None:
+                        _log.warning("Killing a process", process=instance, reason=reason)
+                        process.kill()
+                case CrashLoop():
+                    _log.error(
+                        "A process fails again and again",
+                        kind=action.unit.kind,
+                        name=action.unit.name,
+                        domain=action.unit.domain,
+                        failures=action.failures,
+                        reason=action.reason,
+                        again_in_s=round(action.again_in_s, 1),
+                    )
+
+    async def _live(self, unit: UnitKey, instance: str) -> None:
+        """One process from its start to its end."""
+        hopeless = False
+        try:
+            process = await self._launcher.start(self._household.spec(unit, instance))
+        except LaunchFailed as error:
+            reason = str(error)
+            _log.warning("Process not started", process=instance, reason=reason)
+            self._starting.discard(instance)
+        else:
+            self._processes[instance] = process
+            self._starting.discard(instance)
+            self._household.started(unit, instance, process)
+            if self._core.phase_of(instance) == "stopping":
+                self._stop(unit, instance, "no longer wanted")
+            status = await process.wait()
+            del self._processes[instance]
+            said = process.last_words() if status.code else ""
+            reason = f"{status}: {said}" if said else str(status)
+            hopeless = status == ExitStatus(code=HOPELESS_EXIT)
+            if self._core.phase_of(instance) != "stopping":
+                _log.warning("Process ended", process=instance, pid=process.pid, reason=reason)
+        actions = self._core.ended(instance, reason, self._clock.monotonic(), hopeless)
+        self._household.gone(unit, instance, reason)
+        if not self._closing:
+            self._do(actions)
+            self._tick()
+        self._tell()
+
+    def _stop(self, unit: UnitKey, instance: str, reason: str) -> None:
+        process = self._processes.get(instance)
+        if process is None:
+            return
+        if not self._household.stop(unit, instance, reason, STOP_GRACE_S):
+            process.terminate()
+        self._background.spawn(self._end(process), f"end {instance}")
+
+    async def _end(self, process: Process) -> None:
+        try:
+            async with asyncio.timeout(STOP_GRACE_S + _KILLED_S / 2):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+
+    def _tick(self) -> None:
+        """Start what has waited long enough, and look again when the next one is due."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        if self._closing:
+            return
+        now = self._clock.monotonic()
+        self._do(self._core.tick(now))
+        due = self._core.next_start()
+        pause = _TICK_S if due is None else min(_TICK_S, max(0.001, due - now))
+        self._alarm = asyncio.get_running_loop().call_later(pause, self._tick)
+
+    def _tell(self) -> None:
+        self._changed.set()
+        for listener in self._listeners:
+            listener()

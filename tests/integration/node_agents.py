@@ -1,0 +1,33 @@
+"""Agents that the tests of a real agentd run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from corefleet.agent import Agent, Turn
+
+
+class Echo(Agent):
+    """Answers with what it was asked."""
+
+    async def run(self, turn: Turn) -> str:
+        return turn.input
+
+
+class Patient(Agent):
+    """Says that it began, then waits until the file that its input names is there.
+
+    Beside that file it leaves the process id of each worker that ran it.
+    """
+
+    async def run(self, turn: Turn) -> str:
+        gate = Path(turn.input)
+        with gate.with_suffix(".pids").open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        await turn.publish("began", turn.input)
+        while not gate.exists():  # noqa: ASYNC110, ASYNC240 - the test is another process
+            await asyncio.sleep(0.01)
+        await turn.remember("done", True)
+        return "opened"
