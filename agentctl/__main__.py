@@ -1,0 +1,5 @@
+"""`python -m agentctl`"""
+
+from agentctl.main import main
+
+main()

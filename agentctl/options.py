@@ -1,0 +1,68 @@
+"""Options that several verbs share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from agentctl.output import say
+from corefleet.client import Client
+from corefleet.config import controld_address
+from corefleet.errors import InvalidInput
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+MAX_INPUT_READ = 8 * 1024 * 1024
+
+
+def address_option(function: F) -> F:
+    """--address: controlds to talk to."""
+    return click.option(
+        "--address",
+        "addresses",
+        multiple=True,
+        metavar="HOST:PORT",
+        help="A controld; repeat for more. Default: $COREFLEET_ADDRESS or 127.0.0.1:7070.",
+    )(function)
+
+
+def json_option(function: F) -> F:
+    """--json: data for programs."""
+    option = click.option(
+        "--json", "json_out", is_flag=True, help="Print JSON, one document a line."
+    )
+    return option(function)
+
+
+def connect(addresses: tuple[str, ...]) -> Client:
+    """Return a client of the controlds that the command line or the environment names."""
+    return Client(list(addresses) or controld_address().split(","))
+
+
+def read_input(text: str | None, file: Path | None) -> bytes:
+    """Return the task's input from the argument, a file, or stdin (`-`).
+
+    Raises InvalidInput when there is none, it is not UTF-8 or is far too large.
+    """
+    if (text is None) == (file is None):
+        raise InvalidInput("INPUT", text, "either a text or --file, and not both")
+    if file is None:
+        raw = (text or "").encode("utf-8", "surrogateescape")
+    elif str(file) == "-":
+        say("reading the input from stdin")
+        raw = sys.stdin.buffer.read(MAX_INPUT_READ + 1)
+    else:
+        try:
+            with file.open("rb") as source:
+                raw = source.read(MAX_INPUT_READ + 1)
+        except OSError as error:
+            raise InvalidInput("--file", str(file), f"a readable file ({error.strerror})") from None
+    try:
+        raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidInput("input", raw[:20], f"UTF-8 text (byte {error.start} is not)") from None
+    return raw
