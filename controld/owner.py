@@ -37,7 +37,7 @@ from corefleet.subjects import controld_key, rack_key, shard_key
 
 _log = structlog.get_logger(__name__)
 
-_TICK_S = 0.1
+_TICK_S = 0.05
 _WRITES_AT_ONCE = 32
 _RELEASES_A_COMMIT = 48
 _RETRY_S = 0.3

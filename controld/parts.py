@@ -10,7 +10,7 @@ from importlib import metadata as packages
 
 from controld.api.fleet import FleetService
 from controld.api.followers import Followers
-from controld.api.server import ApiServer
+from controld.api.server import ApiServer, PortInUse
 from controld.api.story import Stories
 from controld.api.tasks import TasksService
 from controld.background import Background
@@ -31,6 +31,7 @@ from controld.units import OwnedUnits
 from corefleet import metrics
 from corefleet.bus import Bus
 from corefleet.config import ControldConfig, LivenessConfig
+from corefleet.errors import Unavailable
 from corefleet.messages.records import ControldRegistration
 
 _DRAIN_S = 2.0
@@ -74,7 +75,10 @@ class Parts:
         server = self._server()
         address = server.bind()
         if self._config.metrics:
-            scraped = metrics.serve(self._metrics, self._config.metrics)
+            try:
+                scraped = metrics.serve(self._metrics, self._config.metrics)
+            except Unavailable as error:
+                raise PortInUse(str(error)) from error
             stack.push_async_callback(asyncio.to_thread, scraped.close)
         for part in (self._shards, self._followers, self._registrar, self._intake):
             stack.push_async_callback(part.close)

@@ -133,7 +133,7 @@ class LocalFleet:
         plan.data.mkdir(parents=True, exist_ok=True)
         await asyncio.gather(self._start_etcd(), self._start_nats())
         self._report("etcd and NATS are up")
-        ports = [plan.port + i if plan.port else 0 for i in range(plan.controlds)]
+        ports = [plan.port + i if plan.port else free_port() for i in range(plan.controlds)]
         await self.start_controld("c1", ports[0])
         await asyncio.gather(
             *(self.start_controld(f"c{i + 1}", port) for i, port in enumerate(ports) if i)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -15,6 +16,8 @@ import psutil
 
 from corefleet.config import child_environment
 from corefleet.errors import LaunchFailed, Timeout
+
+_SERVER_PORTS = range(20_000, 32_000)
 
 
 class Child:
@@ -150,7 +153,16 @@ def kill_all(processes: Sequence[psutil.Process]) -> None:
 
 
 def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a TCP port of 127.0.0.1 that was free a moment ago.
+
+    Not one of those that the kernel gives to outgoing connections (ip(7),
+    ip_local_port_range): a server that is started again must find its port still free.
+    """
+    while True:
+        port = secrets.choice(_SERVER_PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port

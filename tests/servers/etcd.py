@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import threading
 from collections import deque
 from pathlib import Path
 from types import TracebackType
 
+from agentctl.local.processes import free_port
 from corefleet.adapters.servers import find_etcd
 
 READY = "ready to serve client requests"
@@ -20,15 +20,15 @@ STARTS = 3
 
 
 def free_ports(count: int) -> list[int]:
-    """Return TCP ports of the loopback address that nobody listens on."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Return TCP ports of the loopback address that nobody listens on.
+
+    None that outgoing connections are given: a server that is started again must find
+    its port still free.
+    """
+    found: set[int] = set()
+    while len(found) < count:
+        found.add(free_port())
+    return list(found)
 
 
 class EtcdServer:

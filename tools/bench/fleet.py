@@ -30,7 +30,7 @@ CHAIN = PoolSpec(
     tools=(ToolSpec(name="mix", source="tools.bench.agents:mix"),),
     max_steps=100_000,
     history_turns=0,
-    slots=16,
+    slots=64,
 )
 SPEAK = PoolSpec(
     name="speak",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import psutil
@@ -14,12 +15,14 @@ from tools.bench.agents import expected_chain
 from tools.bench.fleet import CHAIN, running_fleet
 from tools.bench.machine import Measured, progress
 
+SESSIONS = 32
+
 
 def run(*, quick: bool, peer: str) -> Measured:
     """Measure; `peer` may be `langgraph`."""
     if peer not in ("", "langgraph"):
         raise SystemExit(f"step: peer {peer!r} is not known; expected langgraph")
-    measured = uvloop.run(_run(2000 if quick else 6000))
+    measured = uvloop.run(_run(6400 if quick else 19200))
     if peer:
         from tools.bench.peer_langgraph import measure
 
@@ -29,26 +32,38 @@ def run(*, quick: bool, peer: str) -> Measured:
 
 
 async def _run(steps: int) -> Measured:
-    """Run one task of `steps` tool calls on one node; its node's CPU is the steps' CPU."""
+    """Run chains of tool calls on one node; its node's CPU is the steps' CPU.
+
+    Many sessions at a time, as a node runs them, and then one alone.
+    """
+    results: dict[str, object] = {"steps": steps, "sessions": SESSIONS}
     async with running_fleet((CHAIN,), nodes=1, controlds=1) as fleet, fleet.client() as client:
-        await _chain(client, 200, "warm")
+        await _chains(client, 4, 50, "warm")
         idle = await _idle_cpu_per_s(fleet)
-        before = _node_cpu(fleet)
-        started = time.perf_counter()
-        await _chain(client, steps, "measured")
-        wall = time.perf_counter() - started
-        after = _node_cpu(fleet)
-    spent = {role: (after[role] - before[role] - idle[role] * wall) / steps * 1e6 for role in after}
-    progress(f"{steps} steps in {wall:.2f} s")
-    return Measured(
-        {
-            "cpu_us_per_step": round(spent["worker"] + spent["agentd"], 1),
-            "worker_cpu_us_per_step": round(spent["worker"], 1),
-            "agentd_cpu_us_per_step": round(spent["agentd"], 1),
-            "wall_us_per_step": round(wall / steps * 1e6, 1),
-            "steps": steps,
-        }
-    )
+        for suffix, sessions in (("", SESSIONS), ("_alone", 1)):
+            count = steps // (SESSIONS if sessions > 1 else 4)
+            before = _node_cpu(fleet)
+            started = time.perf_counter()
+            await _chains(client, sessions, count, f"measured{suffix}")
+            wall = time.perf_counter() - started
+            after = _node_cpu(fleet)
+            done = sessions * count
+            spent = {
+                role: (after[role] - before[role] - idle[role] * wall) / done * 1e6
+                for role in after
+            }
+            progress(f"{done} steps of {sessions} sessions in {wall:.2f} s")
+            results |= {
+                f"cpu_us_per_step{suffix}": round(spent["worker"] + spent["agentd"], 1),
+                f"worker_cpu_us_per_step{suffix}": round(spent["worker"], 1),
+                f"agentd_cpu_us_per_step{suffix}": round(spent["agentd"], 1),
+                f"wall_us_per_step{suffix}": round(wall / count * 1e6, 1),
+            }
+    return Measured(results)
+
+
+async def _chains(client: Client, sessions: int, steps: int, seed: str) -> None:
+    await asyncio.gather(*(_chain(client, steps, f"{seed}-{n}") for n in range(sessions)))
 
 
 async def _chain(client: Client, steps: int, seed: str) -> None:
@@ -62,8 +77,6 @@ async def _chain(client: Client, steps: int, seed: str) -> None:
 
 async def _idle_cpu_per_s(fleet: LocalFleet) -> dict[str, float]:
     """CPU a second of the node while nothing runs: heartbeats and timers are no step's cost."""
-    import asyncio
-
     before = _node_cpu(fleet)
     await asyncio.sleep(2.0)
     after = _node_cpu(fleet)
