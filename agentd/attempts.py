@@ -232,9 +232,16 @@ class Attempts:
         async def work() -> NodeEvent:
             result = result_of(item, action.finish, action.steps, self._clock.wall_ms())
             head = head_of(item, action.finish)
-            stands = await self._journal(item).finish(result, head, item.head_revision)
-            # Told even if the attempt was dropped meanwhile: the task has ended, and so.
-            self._tell_finished(record, stands, action.finish.events)
+            told: list[ResultRecord] = []
+
+            def stands(final: ResultRecord) -> None:
+                # Told even if the attempt was dropped meanwhile: the task has ended, and so.
+                told.append(final)
+                self._tell_finished(record, final, action.finish.events)
+
+            final = await self._journal(item).finish(result, head, item.head_revision, stands)
+            if not told:
+                stands(final)
             return JournalFinished(record.task, record.attempt)
 
         await self._write(record, work())

@@ -21,7 +21,7 @@ from typing import Any, Self, TypeVar
 import grpc.aio
 
 from corefleet import refused
-from corefleet.errors import Conflict, InvalidInput, Unavailable
+from corefleet.errors import Conflict, InvalidInput, Timeout, Unavailable
 from corefleet.ids import RequestId
 from corefleet.rpc import fleet_pb2, fleet_pb2_grpc, tasks_pb2, tasks_pb2_grpc
 from corefleet.submissions import SubmissionStream
@@ -277,11 +277,16 @@ class Client:
 
     async def _call(self, call: Callable[[_Peer, float], Awaitable[T]]) -> T:
         give_up = self._now() + self._timeout_s
+        before = ""
         while True:
             try:
                 return await call(self._peer(), max(0.001, give_up - self._now()))
             except grpc.aio.AioRpcError as error:
-                await self._pause(refused.from_call(error), give_up)
+                found = refused.from_call(error)
+            if isinstance(found, Timeout) and before:
+                found = Timeout(f"no answer in time; before that: {before}")
+            before = before if isinstance(found, Timeout) else str(found)
+            await self._pause(found, give_up)
 
     async def _pause(self, error: Exception, give_up: float) -> None:
         """Turn to the next controld after a moment; raise `error` if that cannot help."""

@@ -15,6 +15,7 @@ task, and whoever holds the task later finds it before doing anything else.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -38,6 +39,9 @@ TERMINAL_TTL_S = 5
 """How long followers have to see that a record is terminal."""
 RESULT_SLACK_S = 5
 """A result outlives its request id by this, which `submit` counts on."""
+
+
+Stands = Callable[[ResultRecord], None]
 
 
 class HeadMoved(Exception):
@@ -132,7 +136,12 @@ async def end_task(
 
 
 async def settle(
-    shelf: Shelf, record: TaskRecord, revision: int, result: ResultRecord, ending: Ending
+    shelf: Shelf,
+    record: TaskRecord,
+    revision: int,
+    result: ResultRecord,
+    ending: Ending,
+    stands: Stands,
 ) -> None:
     """End a task whose session's head stays as it was; `ending` is that of `result`.
 
@@ -156,6 +165,7 @@ async def settle(
         raise Superseded(stored)
 
     await append_surely(shelf.log, entry, resolve, shelf.patience)
+    stands(result)
     await _close(shelf, record, revision, ending, result)
 
 
@@ -198,11 +208,16 @@ async def decide(
 
 
 async def carry_out(
-    shelf: Shelf, record: TaskRecord, revision: int, result: ResultRecord | None = None
+    shelf: Shelf,
+    record: TaskRecord,
+    revision: int,
+    result: ResultRecord | None = None,
+    stands: Stands = lambda result: None,
 ) -> ResultRecord:
     """Do what the ending in `record` says; return the result that stands then.
 
-    Several may do so at once. `result` spares decoding it. Raises HeadMoved,
+    Several may do so at once. `result` spares decoding it. `stands` is called as soon as
+    nothing can change the result, before the rest is done. Raises HeadMoved,
     Superseded, and Unavailable when patience is at its end.
     """
     ending = record.ending
@@ -212,11 +227,12 @@ async def carry_out(
         result = decode(ending.result, ResultRecord)
     if ending.head:
         await _write_head(shelf, record, revision, ending)
-    stands = await _write_result(shelf, record, ending)
-    if stands is not None:
+    other = await _write_result(shelf, record, ending)
+    if other is not None:
         # An attempt had settled on it before this ending was decided.
-        result = stands
-        ending = msgspec.structs.replace(ending, state=stands.state, failure=stands.failure)
+        result = other
+        ending = msgspec.structs.replace(ending, state=other.state, failure=other.failure)
+    stands(result)
     await _close(shelf, record, revision, ending, result)
     return result
 

@@ -15,6 +15,7 @@ from corefleet.bus import Entry, Log, Stored
 from corefleet.codec import decode, encode
 from corefleet.ending import (
     HeadMoved,
+    Stands,
     Superseded,
     carry_out,
     decide,
@@ -99,13 +100,18 @@ class Journal:
         return await self._append(steps)
 
     async def finish(
-        self, result: ResultRecord, head: SessionHead | None = None, head_revision: int = 0
+        self,
+        result: ResultRecord,
+        head: SessionHead | None = None,
+        head_revision: int = 0,
+        stands: Stands = lambda result: None,
     ) -> ResultRecord:
         """End the task with `result`; return the result that stands.
 
         `result.steps` is the task's trace; what the steps returned is left out of it.
         `head` replaces the session head whose sequence is `head_revision` (0: none yet);
-        None leaves it as it is.
+        None leaves it as it is. `stands` is called as soon as nothing can change the
+        result any more: watchers need not wait for the rest of the end.
         """
         trace = tuple(msgspec.structs.replace(step, result=b"") for step in result.steps)
         result = msgspec.structs.replace(result, steps=trace)
@@ -114,7 +120,7 @@ class Journal:
         shelf = self._shelf
         if head is None:
             try:
-                await settle(shelf, self._record, self._revision, result, ending)
+                await settle(shelf, self._record, self._revision, result, ending, stands)
             except Superseded as moved:
                 return await self._own_result(moved.stored)
             return result
@@ -123,7 +129,7 @@ class Journal:
         except Superseded as moved:
             return await self._own_result(moved.stored)
         try:
-            return await carry_out(shelf, record, revision, result)
+            return await carry_out(shelf, record, revision, result, stands)
         except Superseded as moved:
             return await self._own_result(moved.stored)
         except HeadMoved:
