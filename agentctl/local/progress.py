@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from corefleet.models import ensure
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from corefleet.config import ModelConfig
+from corefleet.models import ensure
 
 
 def fetch_model(name: str, config: ModelConfig, directory: Path) -> Path:
