@@ -61,6 +61,9 @@ class Turn(ABC):
     """The session's latest messages before this task, oldest first."""
     tools: tuple[str, ...]
     """Names of the tools that the pool allows."""
+    exchanges: list[Message]
+    """Messages between the input and the answer that the history is to keep, such as the
+    calls of tools and their results: the agent appends them, `[]` at first."""
 
     @property
     @abstractmethod

@@ -249,8 +249,10 @@ def _watching(scratch: Path, base: int, total: int, progress: Progress) -> Itera
 
 
 def _bytes_below(directory: Path) -> int:
+    """Count bytes while files and folders come and go: os.walk passes over those that went."""
     total = 0
-    for path in directory.rglob("*"):
-        with contextlib.suppress(OSError):  # Files come and go while they are counted.
-            total += path.stat().st_size if path.is_file() else 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += (Path(folder) / name).stat().st_size
     return total

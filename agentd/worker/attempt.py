@@ -164,7 +164,7 @@ class Attempt:
         turn, count = self.turn, self._pool.spec.history_turns
         if not count and not turn.memory.changed:
             return None
-        new = (Turn("user", turn.input), Turn("assistant", output))
+        new = (Turn("user", turn.input), *turn.exchanges, Turn("assistant", output))
         history = window(turn.history, new, count) if count else ()
         return SessionState(memory=turn.memory.merged(), history=history)
 

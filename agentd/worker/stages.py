@@ -41,7 +41,9 @@ class DeclaredAgent(Agent):
         repeats = False
         while True:
             choice = "none" if repeats else self._choice(turn, used)
-            asking = [*messages, _ANSWER_NOW] if calls and choice == "none" else messages
+            asking = [*messages, *turn.exchanges]
+            if calls and choice == "none":
+                asking.append(_ANSWER_NOW)
             answer = await turn.infer(asking, tools=turn.tools, tool_choice=choice)
             used += 1
             with turn.stage("select"):
@@ -56,8 +58,8 @@ class DeclaredAgent(Agent):
             used += 1
             with turn.stage("merge"):
                 called = msgspec.json.encode(answer.arguments).decode()
-                messages.append(Message("assistant", called, answer.tool))
-                messages.append(Message("tool", result, answer.tool))
+                turn.exchanges.append(Message("assistant", called, answer.tool))
+                turn.exchanges.append(Message("tool", result, answer.tool))
         with turn.stage("reply"):
             return _reply(answer)
 

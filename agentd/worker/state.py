@@ -58,7 +58,10 @@ class Memory:
 
 
 def window(history: Sequence[Turn], new: Sequence[Turn], count: int) -> tuple[Turn, ...]:
-    """Return the last `count` messages of both, fewer if their text is too long."""
+    """Return the last `count` messages of both, fewer if their text is too long.
+
+    None of them is the rest of a tool's call whose beginning is cut off.
+    """
     kept: list[Turn] = []
     size = 0
     for message in reversed((*history, *new)):
@@ -66,6 +69,8 @@ def window(history: Sequence[Turn], new: Sequence[Turn], count: int) -> tuple[Tu
         if len(kept) == count or size > MAX_HISTORY_BYTES:
             break
         kept.append(message)
+    while kept and (kept[-1].role == "tool" or kept[-1].name):
+        kept.pop()
     return tuple(reversed(kept))
 
 

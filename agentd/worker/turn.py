@@ -87,6 +87,7 @@ class LiveTurn(Turn):
         self.input = record.input
         self.history = run.head.state.history if run.head else ()
         self.tools = pool.toolbox.names
+        self.exchanges: list[Message] = []
         self.memory = Memory(run.head.state.memory if run.head else {})
         self.replay = Replay(run.journal)
         self.order = Order(asyncio.get_running_loop(), self.replay, commit.flush_urgent)

@@ -94,7 +94,7 @@ async def test_a_model_that_repeats_a_call_is_asked_for_its_answer() -> None:
     last = requests(node)[-1]
     assert last.tool_choice == "none"
     assert [turn.role for turn in last.turns] == ["user", "assistant", "tool", "user"]
-    assert [turn.role for turn in end.state.history] == ["user", "assistant"]
+    assert [turn.role for turn in end.state.history] == ["user", "assistant", "tool", "assistant"]
 
 
 async def test_the_context_is_a_window_of_the_session() -> None:
