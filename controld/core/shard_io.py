@@ -6,7 +6,7 @@ answered by exactly one event, so the core always knows what is under way.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from corefleet.messages.records import (
     PoolSpec,
@@ -27,36 +27,31 @@ from corefleet.messages.wire import (
 # Events: what happened.
 
 
-@dataclass(slots=True, frozen=True)
-class RecordStored:
+class RecordStored(msgspec.Struct, frozen=True, gc=False):
     """A task record was seen in the shard's stream; `revision` is its sequence."""
 
     record: TaskRecord
     revision: int
 
 
-@dataclass(slots=True, frozen=True)
-class HeadStored:
+class HeadStored(msgspec.Struct, frozen=True, gc=False):
     """A session head was seen in the shard's stream."""
 
     head: SessionHead
     revision: int
 
 
-@dataclass(slots=True, frozen=True)
-class CaughtUp:
+class CaughtUp(msgspec.Struct, frozen=True, gc=False):
     """Our own mark was seen: all that earlier owners wrote is known; decide from now on."""
 
 
-@dataclass(slots=True, frozen=True)
-class PoolsSet:
+class PoolsSet(msgspec.Struct, frozen=True, gc=False):
     """All pools of the cluster, by name."""
 
     pools: dict[str, PoolSpec]
 
 
-@dataclass(slots=True, frozen=True)
-class RecordWritten:
+class RecordWritten(msgspec.Struct, frozen=True, gc=False):
     """A WriteRecord is durable; `revision` is the record's new sequence."""
 
     task: str
@@ -64,16 +59,14 @@ class RecordWritten:
     revision: int
 
 
-@dataclass(slots=True, frozen=True)
-class RecordRefused:
+class RecordRefused(msgspec.Struct, frozen=True, gc=False):
     """A WriteRecord lost the compare-and-set; the stream will show who won."""
 
     task: str
     attempt: int
 
 
-@dataclass(slots=True, frozen=True)
-class WriteUnavailable:
+class WriteUnavailable(msgspec.Struct, frozen=True, gc=False):
     """A WriteRecord or EndTask could not be carried out and had no effect; try later."""
 
     task: str
@@ -81,23 +74,20 @@ class WriteUnavailable:
     reason: str
 
 
-@dataclass(slots=True, frozen=True)
-class RecordRead:
+class RecordRead(msgspec.Struct, frozen=True, gc=False):
     """Answers ReadRecord. Unlike RecordStored it says nothing of what precedes it."""
 
     record: TaskRecord
     revision: int
 
 
-@dataclass(slots=True, frozen=True)
-class RecordMissing:
+class RecordMissing(msgspec.Struct, frozen=True, gc=False):
     """Answers ReadRecord: the stream holds no record of the task any more."""
 
     task: str
 
 
-@dataclass(slots=True, frozen=True)
-class TaskEnded:
+class TaskEnded(msgspec.Struct, frozen=True, gc=False):
     """An EndTask was decided: `result` is what stands, ours when `won`."""
 
     task: str
@@ -105,16 +95,14 @@ class TaskEnded:
     result: ResultRecord | None
 
 
-@dataclass(slots=True, frozen=True)
-class AssignAnswered:
+class AssignAnswered(msgspec.Struct, frozen=True, gc=False):
     """A node answered an assignment."""
 
     node: str
     answer: AssignAnswer
 
 
-@dataclass(slots=True, frozen=True)
-class AssignUnanswered:
+class AssignUnanswered(msgspec.Struct, frozen=True, gc=False):
     """No answer in time; the node may or may not have the attempt."""
 
     node: str
@@ -122,8 +110,7 @@ class AssignUnanswered:
     attempt: int
 
 
-@dataclass(slots=True, frozen=True)
-class AttemptReturned:
+class AttemptReturned(msgspec.Struct, frozen=True, gc=False):
     """A node gave an attempt back."""
 
     task: str
@@ -132,8 +119,7 @@ class AttemptReturned:
     reason: str
 
 
-@dataclass(slots=True, frozen=True)
-class NodeGone:
+class NodeGone(msgspec.Struct, frozen=True, gc=False):
     """The rack owner's verdict, a newer epoch that adopted nothing, or a level check."""
 
     node: str
@@ -142,8 +128,7 @@ class NodeGone:
     reason: str
 
 
-@dataclass(slots=True, frozen=True)
-class AttemptStuck:
+class AttemptStuck(msgspec.Struct, frozen=True, gc=False):
     """A heartbeat shows no progress for longer than the pool's progress_timeout."""
 
     task: str
@@ -151,15 +136,13 @@ class AttemptStuck:
     age_s: float
 
 
-@dataclass(slots=True, frozen=True)
-class InventoryAnswered:
+class InventoryAnswered(msgspec.Struct, frozen=True, gc=False):
     node: str
     node_epoch: int
     absent: tuple[HeldAttempt, ...]
 
 
-@dataclass(slots=True, frozen=True)
-class CancelRequested:
+class CancelRequested(msgspec.Struct, frozen=True, gc=False):
     """Answered by AnswerCancel with the same `call`."""
 
     call: int
@@ -167,13 +150,11 @@ class CancelRequested:
     reason: str
 
 
-@dataclass(slots=True, frozen=True)
-class FleetChanged:
+class FleetChanged(msgspec.Struct, frozen=True, gc=False):
     """The fleet has a node, slots or a state that it had not: waiting tasks may fit now."""
 
 
-@dataclass(slots=True, frozen=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True, gc=False):
     """Time passed: deadlines, back-offs, cool-downs, inventory checks."""
 
 
@@ -202,8 +183,7 @@ Event = (
 # Actions: what to do.
 
 
-@dataclass(slots=True, frozen=True)
-class WriteRecord:
+class WriteRecord(msgspec.Struct, frozen=True, gc=False):
     """Replace the record if its sequence is still `expected`.
 
     Places (state placed, attempt + 1) or requeues (state queued); either fences the
@@ -214,16 +194,14 @@ class WriteRecord:
     expected: int
 
 
-@dataclass(slots=True, frozen=True)
-class SendAssignment:
+class SendAssignment(msgspec.Struct, frozen=True, gc=False):
     """Offer the attempt to its node. Answered by AssignAnswered or AssignUnanswered."""
 
     node: str
     assignment: Assignment
 
 
-@dataclass(slots=True, frozen=True)
-class EndTask:
+class EndTask(msgspec.Struct, frozen=True, gc=False):
     """End the task by the owner's hand: cancel, deadline, dead letter.
 
     One atomic batch, compare-and-set on `expected`. Answered by TaskEnded or
@@ -235,8 +213,7 @@ class EndTask:
     result: ResultRecord
 
 
-@dataclass(slots=True, frozen=True)
-class ReadRecord:
+class ReadRecord(msgspec.Struct, frozen=True, gc=False):
     """Read the task's record from the stream's leader, never from a replica.
 
     Asked when a refused write is not explained by the stream in time. Answered by
@@ -246,32 +223,28 @@ class ReadRecord:
     task: str
 
 
-@dataclass(slots=True, frozen=True)
-class SendDrop:
+class SendDrop(msgspec.Struct, frozen=True, gc=False):
     """Tell a node that an attempt is over. Not answered; the fence is what protects."""
 
     node: str
     drop: DropAttempt
 
 
-@dataclass(slots=True, frozen=True)
-class QueryInventory:
+class QueryInventory(msgspec.Struct, frozen=True, gc=False):
     """Answered by InventoryAnswered, or not at all."""
 
     node: str
     query: InventoryQuery
 
 
-@dataclass(slots=True, frozen=True)
-class Notify:
+class Notify(msgspec.Struct, frozen=True, gc=False):
     """Publish an event to the watchers of a task accepted by `origin`."""
 
     origin: str
     event: TaskEvent
 
 
-@dataclass(slots=True, frozen=True)
-class AnswerCancel:
+class AnswerCancel(msgspec.Struct, frozen=True, gc=False):
     call: int
     answer: CancelAnswer
 

@@ -15,7 +15,7 @@ from corefleet.rpc import tasks_pb2
 from tools.bench.fleet import NOOP, running_fleet
 from tools.bench.machine import Measured, percentile, progress
 
-IN_FLIGHT = 256
+IN_FLIGHT = 512
 SESSIONS = 1024
 
 
