@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import signal
-import sys
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from importlib import metadata
 from pathlib import Path
-from typing import Any, NoReturn
 
 import click
 import msgspec
 import structlog
-from nats.errors import Error as NatsError
 
-from agentd.background import Background
 from agentd.core.topology import Topology
 from agentd.daemon import Daemon
 from agentd.discovery_report import as_json, as_text
@@ -30,27 +22,20 @@ from agentd.probes import discover
 from agentd.rooms import make_rooms
 from agentd.settings import check_config, overrides_of
 from corefleet import config as configuration
-from corefleet import event_loop, logs, metrics
+from corefleet import event_loop, logs, metrics, program
 from corefleet.adapters.nats_bus import NatsBus
 from corefleet.adapters.nats_log import NatsLog
+from corefleet.background import Background
 from corefleet.clock import SystemClock
 from corefleet.config import AgentdConfig
 from corefleet.errors import (
     ConfigError,
     CorefleetError,
-    IllegalTransition,
     Incompatible,
     InvalidInput,
     Unavailable,
 )
-
-EXIT_FAILED = 1
-EXIT_CONFIG = 2
-EXIT_INCOMPATIBLE = 3
-EXIT_UNREACHABLE = 4
-EXIT_ADDRESS = 5
-
-_RETRY_S = 1.0
+from corefleet.program import Over
 
 _log = structlog.get_logger(__name__)
 
@@ -97,21 +82,21 @@ def main(
         )
         topology = _discover(config, str(path))
     except ConfigError as error:
-        _exit(EXIT_CONFIG, error)
+        program.leave("agentd", program.EXIT_CONFIG, error)
     logs.configure(config.log, "agentd", node=config.node_id)
     with event_loop.runner() as runner:
         try:
             runner.run(run(config, topology, start_timeout))
         except ConfigError as error:
-            _exit(EXIT_CONFIG, error)
+            program.leave("agentd", program.EXIT_CONFIG, error)
         except Incompatible as error:
-            _exit(EXIT_INCOMPATIBLE, error)
+            program.leave("agentd", program.EXIT_INCOMPATIBLE, error)
         except PortInUse as error:
-            _exit(EXIT_ADDRESS, error)
+            program.leave("agentd", program.EXIT_ADDRESS, error)
         except Unavailable as error:
-            _exit(EXIT_UNREACHABLE, error)
+            program.leave("agentd", program.EXIT_UNREACHABLE, error)
         except CorefleetError as error:
-            _exit(EXIT_FAILED, error)
+            program.leave("agentd", program.EXIT_FAILED, error)
 
 
 @main.command("discover")
@@ -135,32 +120,17 @@ async def run(config: AgentdConfig, topology: Topology, start_timeout_s: float) 
     Raises Incompatible, PortInUse, Unavailable (NATS not reached in time), Conflict (the
     data directory is in use), ConfigError, or what a part of the process died of.
     """
-    loop = asyncio.get_running_loop()
-    over: asyncio.Future[None] = loop.create_future()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _end, over, None)
-    async with AsyncExitStack() as stack:
-        starting = asyncio.create_task(_start(stack, config, topology, start_timeout_s, over))
-        either: tuple[asyncio.Future[Any], ...] = (starting, over)
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if starting.done():
-            daemon = starting.result()
-            # What is there now stays: no collection need walk through it again.
-            gc.collect()
-            gc.freeze()
-            ready = {
-                "ready": "agentd",
-                "node": config.node_id,
-                "epoch": daemon.node.epoch,
-                "probe": daemon.probe_address,
-            }
-            click.echo(msgspec.json.encode(ready).decode())
-        else:
-            starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
-        await over
-        _log.info("Stopping")
-    _log.info("Stopped")
+
+    async def start(stack: AsyncExitStack, over: Over) -> dict[str, object]:
+        daemon = await _start(stack, config, topology, start_timeout_s, over)
+        return {
+            "ready": "agentd",
+            "node": config.node_id,
+            "epoch": daemon.node.epoch,
+            "probe": daemon.probe_address,
+        }
+
+    await program.serve(start)
 
 
 async def _start(
@@ -168,7 +138,7 @@ async def _start(
     config: AgentdConfig,
     topology: Topology,
     start_timeout_s: float,
-    over: asyncio.Future[None],
+    over: Over,
 ) -> Daemon:
     """Start everything, in order; `stack` stops it in the reverse order."""
     rooms = make_rooms(config.data_dir)
@@ -182,14 +152,16 @@ async def _start(
     )
     for line in launcher.unisolated:
         _log.warning("Not isolated", warning=line)
-    background = Background(lambda error: _end(over, error))
+    background = Background(lambda error: program.end(over, error))
     stack.push_async_callback(background.close)
 
     def failed(error: Exception) -> None:
-        _bus_error(over, error)
+        program.bus_trouble(over, error)
 
-    bus = await _reach(
-        lambda: NatsBus.connect(config.nats, f"agentd {config.node_id}", failed), start_timeout_s
+    bus = await program.reach(
+        "NATS",
+        lambda: NatsBus.connect(config.nats, f"agentd {config.node_id}", failed),
+        asyncio.get_running_loop().time() + start_timeout_s,
     )
     stack.push_async_callback(bus.close)
     daemon = Daemon(
@@ -202,7 +174,7 @@ async def _start(
         log=NatsLog(bus),
         clock=SystemClock(),
         background=background,
-        version=_version(),
+        version=program.version(),
     )
     if config.metrics:
         measured = metrics.Metrics()
@@ -228,47 +200,3 @@ def _discover(config: AgentdConfig, where: str) -> Topology:
             f"{where}: `domains`: {list(config.domains)}; expected some of this machine's: {known}"
         )
     return topology
-
-
-async def _reach(connect: Callable[[], Awaitable[NatsBus]], timeout_s: float) -> NatsBus:
-    """Try for `timeout_s`. Raises Unavailable then, Incompatible at once."""
-    loop = asyncio.get_running_loop()
-    give_up = loop.time() + timeout_s
-    while True:
-        try:
-            return await connect()
-        except Unavailable as error:
-            if loop.time() + _RETRY_S > give_up:
-                raise
-            _log.warning("NATS is not reached yet", reason=str(error))
-            await asyncio.sleep(_RETRY_S)
-
-
-def _version() -> str:
-    try:
-        return metadata.version("corefleet")
-    except metadata.PackageNotFoundError:
-        return "source"
-
-
-def _end(over: asyncio.Future[None], error: BaseException | None) -> None:
-    if over.done():
-        return
-    if error is None:
-        over.set_result(None)
-    else:
-        over.set_exception(error)
-
-
-def _bus_error(over: asyncio.Future[None], error: Exception) -> None:
-    """Errors of the connection pass; one of our own handlers is a defect, and ends us."""
-    passing = isinstance(error, CorefleetError | NatsError | OSError | TimeoutError)
-    if passing and not isinstance(error, IllegalTransition):
-        _log.warning("Trouble with NATS", reason=str(error) or repr(error))
-    else:
-        _end(over, error)
-
-
-def _exit(code: int, error: CorefleetError) -> NoReturn:
-    sys.stderr.write(f"agentd: {error}\n")
-    raise SystemExit(code)

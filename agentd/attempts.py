@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import structlog
 
-from agentd.background import Background
 from agentd.core.ending import head_of, result_of
 from agentd.core.node import Node
 from agentd.core.node_io import (
@@ -39,6 +38,7 @@ from agentd.core.node_io import (
     StepsOffered,
     ToWorker,
 )
+from corefleet.background import Background
 from corefleet.bus import Bus
 from corefleet.clock import Clock
 from corefleet.codec import decode, encode

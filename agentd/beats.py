@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import structlog
 
-from agentd.background import Background
 from agentd.heartbeat.pipe import Setup, Status, line_of
+from corefleet.background import Background
 
 STATUS_EVERY_S = 0.1
 _MOST_UNREAD_BYTES = 256 * 1024

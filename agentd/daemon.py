@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack
 import structlog
 
 from agentd.attempts import Attempts
-from agentd.background import Background
 from agentd.beats import Beats
 from agentd.control import Control
 from agentd.core.cpulist import format_list
@@ -39,6 +38,7 @@ from agentd.models import FoundModels
 from agentd.probe_port import ProbePort
 from agentd.rooms import Rooms
 from agentd.supervisor import Supervisor
+from corefleet.background import Background
 from corefleet.bus import Bus, Log
 from corefleet.clock import Clock
 from corefleet.config import AgentdConfig

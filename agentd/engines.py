@@ -9,7 +9,7 @@ from pathlib import Path
 
 import structlog
 
-from agentd.background import Background
+from corefleet.background import Background
 from corefleet.clock import Clock
 from corefleet.errors import CorefleetError
 from corefleet.link import Link, connect

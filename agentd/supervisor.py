@@ -9,7 +9,6 @@ from typing import Protocol
 
 import structlog
 
-from agentd.background import Background
 from agentd.core.supervision import (
     HOPELESS_EXIT,
     Action,
@@ -21,6 +20,7 @@ from agentd.core.supervision import (
     UnitKey,
 )
 from agentd.launch.protocol import ExitStatus, Launcher, LaunchSpec, Process
+from corefleet.background import Background
 from corefleet.clock import Clock
 from corefleet.errors import LaunchFailed
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from controld.background import Background
 from controld.cluster import Cluster
 from controld.core.shard_io import AssignAnswered, AssignUnanswered
 from controld.gauges import Gauges
+from corefleet.background import Background
 from corefleet.codec import decode, encode
 from corefleet.errors import CorruptRecord, InvalidInput, Unavailable
 from corefleet.messages.records import SessionHead

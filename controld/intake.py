@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import structlog
 
-from controld.background import Background, stop
 from controld.cluster import Cluster
 from controld.core.admission import Admission
 from controld.gauges import Gauges
 from controld.registry import Registry
+from corefleet.background import Background, stop
 from corefleet.bus import Incoming
 from corefleet.codec import decode, encode
 from corefleet.errors import (

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import structlog
 
-from controld.background import Background, stop
 from controld.cluster import Cluster
+from corefleet.background import Background, stop
 from corefleet.codec import decode, encode
 from corefleet.errors import Conflict, Unavailable
 from corefleet.messages.records import ControldRegistration

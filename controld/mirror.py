@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import structlog
 
-from controld.background import Background, stop
+from corefleet.background import Background, stop
 from corefleet.errors import Unavailable
 from corefleet.store import Change, Resync, Store
 

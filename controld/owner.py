@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 import structlog
 
-from controld.background import Background, stop
 from controld.cluster import Cluster
 from controld.core.ownership import OwnershipCore
 from controld.core.ownership_io import (
@@ -29,6 +28,7 @@ from controld.core.ownership_io import (
 )
 from controld.membership import Membership
 from controld.registry import Registry
+from corefleet.background import Background, stop
 from corefleet.codec import decode, encode
 from corefleet.errors import Unavailable
 from corefleet.messages.records import ControldRegistration, NodeRegistration, Ownership

@@ -6,14 +6,12 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from importlib import metadata as packages
 
 from controld.api.fleet import FleetService
 from controld.api.followers import Followers
 from controld.api.server import ApiServer, PortInUse
 from controld.api.story import Stories
 from controld.api.tasks import TasksService
-from controld.background import Background
 from controld.calls import OwnerCalls
 from controld.cluster import Cluster
 from controld.core.admission import Admission, AdmissionSettings
@@ -29,10 +27,12 @@ from controld.registry import Registry
 from controld.shards import Shards
 from controld.units import OwnedUnits
 from corefleet import metrics
+from corefleet.background import Background
 from corefleet.bus import Bus
 from corefleet.config import ControldConfig, LivenessConfig
 from corefleet.errors import Unavailable
 from corefleet.messages.records import ControldRegistration
+from corefleet.program import version
 
 _DRAIN_S = 2.0
 
@@ -105,7 +105,7 @@ class Parts:
             controld=self._config.id,
             address=address,
             started_ms=self._cluster.clock.wall_ms(),
-            version=_version(),
+            version=version(),
         )
         membership = Membership(
             self._cluster, self._background, registration, self._config.lease_ttl_s
@@ -134,10 +134,3 @@ def _times(config: LivenessConfig) -> LivenessTimes:
         cut_after_s=config.cut_after_s,
         digest_interval_s=config.digest_interval_s,
     )
-
-
-def _version() -> str:
-    try:
-        return packages.version("corefleet")
-    except packages.PackageNotFoundError:
-        return "source"

@@ -6,7 +6,6 @@ import asyncio
 
 import structlog
 
-from controld.background import Background, stop
 from controld.cluster import Cluster
 from controld.core.liveness import RackLiveness
 from controld.core.liveness_io import (
@@ -25,6 +24,7 @@ from controld.core.liveness_io import (
     StoreLost,
 )
 from controld.registry import Registry
+from corefleet.background import Background, stop
 from corefleet.bus import Bus, Incoming, Subscription
 from corefleet.codec import decode, encode
 from corefleet.errors import CorruptRecord, Unavailable

@@ -8,9 +8,9 @@ from contextlib import AsyncExitStack
 import msgspec
 import structlog
 
-from controld.background import Background, stop
 from controld.cluster import Cluster
 from controld.registry import Registry
+from corefleet.background import Background, stop
 from corefleet.bus import Incoming
 from corefleet.codec import decode, encode
 from corefleet.errors import CorefleetError, CorruptRecord, InvalidInput, Unavailable

@@ -7,8 +7,8 @@ from typing import Any, Generic, TypeVar
 
 import structlog
 
-from controld.background import Background
 from controld.mirror import Mirror
+from corefleet.background import Background
 from corefleet.codec import decode
 from corefleet.errors import CorruptRecord
 from corefleet.messages.records import (

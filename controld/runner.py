@@ -10,7 +10,6 @@ import msgspec
 import structlog
 
 from controld.assigner import Assigner
-from controld.background import Background
 from controld.cluster import Cluster
 from controld.core.shard import ShardCore
 from controld.core.shard_io import (
@@ -38,6 +37,7 @@ from controld.core.shard_io import (
     WriteUnavailable,
 )
 from controld.gauges import Gauges
+from corefleet.background import Background
 from corefleet.bus import Entry, Follower, Incoming, Stored, Subscription
 from corefleet.codec import decode, encode
 from corefleet.errors import CorruptRecord, Fenced, NotFound, StoreFull, Unavailable

@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack
 import structlog
 
 from controld.assigner import Assigner
-from controld.background import Background, stop
 from controld.cluster import Cluster
 from controld.core.fleet import Fleet, FleetDelta
 from controld.core.shard import ShardCore
@@ -18,6 +17,7 @@ from controld.core.shard_io import AttemptStuck, Event, FleetChanged, NodeGone, 
 from controld.gauges import Gauges
 from controld.registry import Registry
 from controld.runner import ShardRunner, Surroundings
+from corefleet.background import Background, stop
 from corefleet.bus import Incoming
 from corefleet.codec import decode
 from corefleet.errors import CorruptRecord

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from controld.background import Background
 from controld.cluster import Cluster
 from controld.core.liveness import LivenessTimes, RackLiveness
 from controld.rack import RackRunner
 from controld.registry import Registry
 from controld.shards import Shards
+from corefleet.background import Background
 from corefleet.bus import Bus
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from controld.api.story import Stories
-from controld.background import Background, stop
 from controld.cluster import Cluster
+from corefleet.background import Background, stop
 from corefleet.bus import Incoming, Subscription
 from corefleet.codec import decode
 from corefleet.errors import CorruptRecord, NotFound, Unavailable

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from controld.api.spec_text import to_text
 from controld.core.fleet import NodeStatus
+from corefleet.config import pool_text
 from corefleet.messages.records import (
     Failure,
     PoolSpec,
@@ -141,7 +141,7 @@ def pool(spec: PoolSpec, revision: int) -> fleet_pb2.Pool:
     """Return a pool; `spec_toml` leaves out what has its default."""
     return fleet_pb2.Pool(
         name=spec.name,
-        spec_toml=to_text(spec),
+        spec_toml=pool_text(spec),
         revision=revision,
         model=spec.model,
         agent=spec.agent,

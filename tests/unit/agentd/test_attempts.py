@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from agentd.attempts import Attempts
-from agentd.background import Background
 from agentd.core.node import Node
 from agentd.core.node_io import Place, PlaceSpec, PlacesSet, Registered, WorkerReady
 from corefleet.adapters.memory_bus import MemoryBus, MemoryServer
 from corefleet.adapters.memory_log import MemoryLog
+from corefleet.background import Background
 from corefleet.bus import Entry, Incoming
 from corefleet.clock import SystemClock
 from corefleet.codec import decode, encode

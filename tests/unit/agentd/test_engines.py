@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from agentd import engines as engines_module
-from agentd.background import Background
 from agentd.engines import EngineWatch, engine_socket
+from corefleet.background import Background
 from corefleet.clock import SystemClock
 from corefleet.link import Link, serve
 from corefleet.messages.links import EngineAlive, EnginePing, WorkerToEngine

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agentd.background import Background
 from agentd.core.supervision import CRASH_LOOP, HOPELESS_EXIT, Supervision, UnitKey
 from agentd.launch.protocol import ExitStatus, LaunchSpec, Process
 from agentd.supervisor import Supervisor
+from corefleet.background import Background
 from corefleet.clock import SystemClock
 from corefleet.errors import LaunchFailed
 

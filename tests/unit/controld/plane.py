@@ -6,13 +6,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from controld.background import Background
 from controld.cluster import Cluster
 from controld.parts import Parts
 from controld.registry import Registry
 from corefleet.adapters.memory_bus import MemoryBus, MemoryServer
 from corefleet.adapters.memory_log import MemoryLog
 from corefleet.adapters.memory_store import MemoryStore
+from corefleet.background import Background
 from corefleet.bus import Bus, Log
 from corefleet.clock import SystemClock
 from corefleet.config import ControldConfig

@@ -9,11 +9,11 @@ import pytest
 
 from controld import assigner
 from controld.assigner import Assigner
-from controld.background import Background
 from controld.cluster import Cluster
 from controld.core.shard_io import AssignAnswered, AssignUnanswered
 from controld.gauges import make_gauges
 from corefleet.adapters.memory_bus import MemoryBus, MemoryServer
+from corefleet.background import Background
 from corefleet.bus import Incoming
 from corefleet.clock import SystemClock
 from corefleet.codec import decode, encode

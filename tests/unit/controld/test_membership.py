@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from controld.background import Background
 from controld.cluster import Cluster
 from controld.membership import Membership
 from corefleet.adapters.memory_store import MemoryStore
+from corefleet.background import Background
 from corefleet.clock import SystemClock
 from corefleet.errors import Conflict
 from corefleet.messages.records import ClusterSettings, ControldRegistration

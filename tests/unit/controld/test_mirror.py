@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from controld.background import Background
 from controld.mirror import Mirror
 from corefleet.adapters.memory_store import MemoryStore
+from corefleet.background import Background
 from corefleet.clock import SystemClock
 from corefleet.store import Change, Changes, Resync
 

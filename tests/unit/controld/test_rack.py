@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from controld.background import Background
 from controld.cluster import Cluster
 from controld.core.liveness import RackLiveness
 from controld.rack import RackRunner
 from controld.registry import Registry
 from corefleet.adapters.memory_bus import MemoryBus, MemoryServer
 from corefleet.adapters.memory_store import MemoryStore
+from corefleet.background import Background
 from corefleet.bus import Incoming
 from corefleet.clock import SystemClock
 from corefleet.codec import decode, encode

@@ -13,7 +13,6 @@ from typing import Any, cast
 import pytest
 
 from controld.assigner import Assigner
-from controld.background import Background
 from controld.cluster import Cluster
 from controld.core.shard import ShardCore
 from controld.core.shard_io import (
@@ -39,6 +38,7 @@ from controld.gauges import make_gauges
 from controld.runner import ShardRunner, Surroundings
 from corefleet.adapters.memory_bus import MemoryBus, MemoryServer
 from corefleet.adapters.memory_log import Fault, MemoryLog
+from corefleet.background import Background
 from corefleet.bus import Entry, Incoming
 from corefleet.clock import SystemClock
 from corefleet.codec import decode, encode

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from controld.api.spec_text import from_text, to_text
+from controld.api.spec_text import from_text
+from corefleet.config import pool_text
 from corefleet.errors import ConfigError, InvalidInput
 from corefleet.messages.records import PoolSpec, ToolSpec
 
@@ -22,11 +23,11 @@ FULL = PoolSpec(
 
 
 def test_what_is_written_can_be_read_again() -> None:
-    assert from_text("support", to_text(FULL)) == FULL
+    assert from_text("support", pool_text(FULL)) == FULL
 
 
 def test_defaults_are_left_out() -> None:
-    assert to_text(PoolSpec(name="p", model="qwen")) == 'model = "qwen"\n'
+    assert pool_text(PoolSpec(name="p", model="qwen")) == 'model = "qwen"\n'
 
 
 def test_a_table_of_the_pools_name_is_accepted() -> None:
