@@ -297,7 +297,7 @@ def _listen(path: Path) -> socket.socket:
         listener.listen(128)
         listener.setblocking(False)
         aside.rename(path)
-    except BaseException:
+    except BaseException:  # cancelled too: the socket must not stay open
         listener.close()
         raise
     return listener

@@ -106,7 +106,7 @@ class Llama:
             self._sequences = sequences
             self.vocabulary = Tokens(self._api, self._model)
             self._canary()
-        except BaseException:
+        except BaseException:  # whatever it was, what is loaded by now must be freed
             self.close()
             raise
 
