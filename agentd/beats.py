@@ -14,6 +14,7 @@ from agentd.heartbeat.pipe import Setup, Status, line_of
 from corefleet.background import Background
 
 STATUS_EVERY_S = 0.1
+CONNECT_S = 20.0
 _MOST_UNREAD_BYTES = 256 * 1024
 _RESTART_FIRST_S = 0.05
 _RESTART_LIMIT_S = 2.0
@@ -37,6 +38,7 @@ class Beats:
         self._alarm: asyncio.TimerHandle | None = None
         self._closing = False
         self._over = asyncio.Event()
+        self._connected = asyncio.Event()
 
     @property
     def pid(self) -> int:
@@ -47,6 +49,17 @@ class Beats:
         """Start the program; it beats once the status has an epoch."""
         self._background.spawn(self._keep(), "heartbeat")
         self._write()
+
+    async def connected(self) -> None:
+        """Return when the program has reached NATS: from then on no beat is late.
+
+        Waits CONNECT_S at most: a node that cannot beat is judged by its owner.
+        """
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await self._connected.wait()
+        except TimeoutError:
+            _log.warning("The heartbeat program does not reach NATS", waited_s=CONNECT_S)
 
     async def close(self) -> None:
         """End the program. Idempotent."""
@@ -106,10 +119,11 @@ class Beats:
         process = await asyncio.create_subprocess_exec(
             *mortal, sys.executable, "-m", "agentd.heartbeat",
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
         )  # fmt: skip
         self._over.clear()
         self._process = process
+        hearing = asyncio.create_task(self._hear(process), name="heartbeat's words")
         try:
             if process.stdin is not None:
                 process.stdin.write(line_of(self._setup))
@@ -119,5 +133,11 @@ class Beats:
             await process.wait()
             raise
         finally:
+            hearing.cancel()
+            await asyncio.gather(hearing, return_exceptions=True)
             self._process = None
             self._over.set()
+
+    async def _hear(self, process: asyncio.subprocess.Process) -> None:
+        if process.stdout is not None and await process.stdout.readline():
+            self._connected.set()

@@ -137,6 +137,8 @@ class Daemon:
         await self._control.start()
         push(self._control.close)
         push(self._end_processes)
+        # Its owner expects beats of a registered node at once.
+        await self._beats.connected()
         await self._register()
         self._supervisor.on_change(self._processes_changed)
         self._tick()

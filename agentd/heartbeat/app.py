@@ -78,6 +78,7 @@ async def _listen(reader: asyncio.StreamReader, heart: Heart, clock: SystemClock
 
 async def _connect_and_beat(heart: Heart, clock: SystemClock) -> None:
     bus = await _connect(heart.setup)
+    print("connected", flush=True)  # noqa: T201 - agentd waits for this line
     try:
         await _beat(bus, heart, clock)
     finally:

@@ -101,7 +101,7 @@ async def test_the_declared_agent_calls_a_tool_and_answers(
     assert (end.output, end.failure) == ("Three.", None)
     assert end.state is not None
     assert [turn.text for turn in end.state.history] == [
-        "hi", "hello", "How many p are in Pepper?", "Three.",
+        "hi", "hello", "How many p are in Pepper?", '{"word":"Pepper","letter":"p"}', "3", "Three.",
     ]  # fmt: skip
     first, second = engine.requests
     assert (first.tool_choice, second.tool_choice) == ("required", "auto")
