@@ -52,6 +52,7 @@ class LocalFleet:
         self.controlds: dict[str, Child] = {}
         self.nodes: dict[str, Child] = {}
         self.nats_url = ""
+        self._ports: dict[str, int] = {}
         self.etcd_endpoint = ""
         self._report = report
 
@@ -81,8 +82,9 @@ class LocalFleet:
         config = self._node_config(name)
         return await self._start_daemon("agentd", name, config, self.nodes)
 
-    async def start_controld(self, name: str, port: int) -> Child:
-        """Start one controld and wait until it serves."""
+    async def start_controld(self, name: str, port: int = 0) -> Child:
+        """Start one controld and wait until it serves; `port` 0 is the one it had before."""
+        port = self._ports.setdefault(name, port)
         config = self._controld_config(name, port)
         return await self._start_daemon("controld", name, config, self.controlds)
 
@@ -108,9 +110,7 @@ class LocalFleet:
             if name in self.nodes:
                 await self.start_node(name)
             else:
-                number = int(name.removeprefix("c"))
-                port = int(self.addresses[number - 1].rsplit(":", 1)[1])
-                await self.start_controld(name, port)
+                await self.start_controld(name)
             self._report(f"{child.name} is up again")
 
     def kill_node(self, name: str) -> None:

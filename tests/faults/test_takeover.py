@@ -106,6 +106,8 @@ async def test_a_killed_owners_shard_is_taken_over(fleet: LocalFleet) -> None:
         following = Turn(fleet, "owner", client)
         await turn.end()
         await following.end()
+        await fleet.controlds[owner].stop()
+        await fleet.start_controld(owner)
 
 
 async def test_a_frozen_node_that_wakes_up_late_changes_nothing(fleet: LocalFleet) -> None:

@@ -196,8 +196,7 @@ async def _restart_node(fleet: LocalFleet, name: str) -> None:
 
 async def _restart_controld(fleet: LocalFleet, name: str) -> None:
     await fleet.controlds[name].stop()
-    port = int(fleet.addresses[int(name.removeprefix("c")) - 1].rsplit(":", 1)[1])
-    await fleet.start_controld(name, port)
+    await fleet.start_controld(name)
 
 
 _coming_back: list[asyncio.Task[None]] = []
