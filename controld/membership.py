@@ -95,8 +95,7 @@ class Membership:
                     self._lease = lease
                     return
                 await self._wait_for_older(key, give_up)
-        except BaseException:
-            # Whatever ends this, cancellation included, must not leave a lease behind.
+        except BaseException:  # whatever ends this, cancellation too, must leave no lease behind
             with contextlib.suppress(Unavailable):
                 await lease.revoke()
             raise
