@@ -43,6 +43,22 @@ class HostFs:
         except OSError:
             return []
 
+    def write(self, path: str, text: str) -> None:
+        """Write `text` into a kernel file in one call; raises OSError with the kernel's errno."""
+        descriptor = os.open(self.root / path, os.O_WRONLY)
+        try:
+            os.write(descriptor, text.encode())
+        finally:
+            os.close(descriptor)
+
+    def make_directory(self, path: str) -> None:
+        """Make a directory, e.g. a resctrl group; raises OSError."""
+        os.mkdir(self.root / path)
+
+    def remove_directory(self, path: str) -> None:
+        """Remove a directory that the kernel populates; raises OSError."""
+        os.rmdir(self.root / path)
+
     def command_line(self, pid: int) -> tuple[str, ...] | None:
         """Return the arguments of a process; None once it has ended, () for a zombie."""
         text = self.read(f"proc/{pid}/cmdline")

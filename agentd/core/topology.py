@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Literal
 
 
 @dataclass(slots=True)
@@ -31,27 +32,148 @@ class Facts:
 
 
 @dataclass(slots=True, frozen=True)
+class HugePages:
+    """Pages of one size on one node."""
+
+    total: int
+    free: int
+
+
+@dataclass(slots=True, frozen=True)
+class NumaNode:
+    """A NUMA node as the kernel shows it, whether or not we may use it."""
+
+    node: int
+    listed_cpus: tuple[int, ...]
+    """What its file says; may name CPUs that are offline or not there."""
+    cpus: tuple[int, ...]
+    """Those of them that are online."""
+    memory_bytes: int | None
+    """None: the machine does not say."""
+    distances: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    huge_pages: Mapping[int, HugePages] = field(default_factory=lambda: MappingProxyType({}))
+    """By page size in kB."""
+    statistics: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """numastat: `numa_hit`, `other_node` and so on, in pages."""
+
+
+@dataclass(slots=True, frozen=True)
+class Package:
+    """A socket. `label` is the kernel's text: it may be -1, huge, or not unique."""
+
+    cpus: tuple[int, ...]
+    label: str = ""
+
+
+@dataclass(slots=True, frozen=True)
+class CacheGroup:
+    """CPUs that share a last-level (L3) cache."""
+
+    cpus: tuple[int, ...]
+    size_kb: int | None
+    cache: int | None
+    """The kernel's id, which resctrl uses; None where there is no id file."""
+
+
+@dataclass(slots=True, frozen=True)
+class CoreKind:
+    """Online CPUs of one make: capacity 0-1024 relative to the fastest, and ARM's MIDR."""
+
+    name: Literal["performance", "efficiency", "uniform"]
+    cpus: tuple[int, ...]
+    capacity: int | None = None
+    midr: str = ""
+
+
+@dataclass(slots=True, frozen=True)
+class CpuSets:
+    """What cpu/* says; None: the file is absent. `offline`: present and not online."""
+
+    possible: tuple[int, ...] | None = None
+    present: tuple[int, ...] | None = None
+    offline: tuple[int, ...] = ()
+    isolated: tuple[int, ...] = ()
+    nohz_full: tuple[int, ...] = ()
+    allowed: tuple[int, ...] | None = None
+    """What our cpuset and affinity leave us."""
+
+
+@dataclass(slots=True, frozen=True)
+class Control:
+    """One controllable resource of resctrl, e.g. `MB` or `L3`."""
+
+    resource: str
+    closids: int
+    min_bandwidth: int | None = None
+    granularity: int | None = None
+    unit: Literal["percent", "MBps", "eighth_GBps", "mask"] = "mask"
+
+
+@dataclass(slots=True, frozen=True)
+class Resctrl:
+    """What resctrl can do here; `mounted` False: the kernel has it, nobody mounted it."""
+
+    mounted: bool
+    controls: Mapping[str, Control] = field(default_factory=lambda: MappingProxyType({}))
+    monitors: tuple[str, ...] = ()
+    """Event names, e.g. `mbm_total_bytes`."""
+    rmids: int = 0
+
+
+@dataclass(slots=True, frozen=True)
+class ControlGroups:
+    """`version` 1, 2, or 0 for none; a hybrid machine is 1 with `hybrid`."""
+
+    version: int = 0
+    hybrid: bool = False
+    writable: bool = False
+    controllers: tuple[str, ...] = ()
+    own: str = ""
+    """Our own group's path below the mount."""
+
+
+@dataclass(slots=True, frozen=True)
 class Domain:
     """A NUMA node with CPUs that we may use."""
 
     domain: int
     cpus: tuple[int, ...]
+    """Online, allowed, and isolated ones only if asked for."""
     memory_bytes: int
     distances: Mapping[int, int]
 
 
 @dataclass(slots=True, frozen=True)
 class Topology:
-    """The machine as agentd may use it."""
+    """The machine as agentd may use it (`domains`), and as it is (all else)."""
 
     domains: Mapping[int, Domain]
     siblings: Mapping[int, tuple[int, ...]]
+    """By usable CPU: the CPUs of its core, itself among them."""
     possible: tuple[int, ...]
     online: tuple[int, ...]
     arch: str
     features: tuple[str, ...]
+    """Those that every CPU has, normalised per architecture, with x86-64's levels."""
     numa: bool
     warnings: tuple[str, ...]
+    sets: CpuSets = CpuSets()
+    nodes: Mapping[int, NumaNode] = field(default_factory=lambda: MappingProxyType({}))
+    all_cores: tuple[tuple[int, ...], ...] = ()
+    """Each physical core's online threads, in order of the first."""
+    packages: tuple[Package, ...] = ()
+    dies: tuple[tuple[int, ...], ...] = ()
+    clusters: tuple[tuple[int, ...], ...] = ()
+    caches: tuple[CacheGroup, ...] = ()
+    kinds: tuple[CoreKind, ...] = ()
+    """One `uniform` kind, or performance cores before efficiency cores."""
+    page_bytes: int = 4096
+    resctrl: Resctrl | None = None
+    """None: the kernel has none."""
+    cgroups: ControlGroups = ControlGroups()
+    pressure: tuple[str, ...] = ()
+    """Which of cpu, memory, io the kernel gives pressure stall information for."""
+    systemd: bool = False
 
     def cores(self, cpus: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """Return `cpus` grouped by physical core, in order of each core's first CPU."""

@@ -35,9 +35,12 @@ _log = structlog.get_logger(__name__)
 class PlainProcess:
     """A child of agentd in a process group of its own, watched through its pidfd."""
 
-    def __init__(self, spec: LaunchSpec, popen: subprocess.Popen[bytes]) -> None:
-        self.name = spec.name
-        self._log_file = spec.log
+    def __init__(
+        self, spec: LaunchSpec, popen: subprocess.Popen[bytes], host: HostFs, memory: bool
+    ) -> None:
+        self.spec = spec
+        self._host = host
+        self._memory = memory
         self._popen = popen
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[ExitStatus] = self._loop.create_future()
@@ -48,13 +51,17 @@ class PlainProcess:
     def pid(self) -> int:
         return self._popen.pid
 
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
     async def wait(self) -> ExitStatus:
         return await asyncio.shield(self._ended)
 
     def last_words(self) -> str:
-        if self._log_file is None:
+        if self.spec.log is None:
             return ""
-        with self._log_file.open("rb") as file:
+        with self.spec.log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_WORDS_BYTES))
             lines = file.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else ""
@@ -68,6 +75,21 @@ class PlainProcess:
         if not self._ended.done():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
+
+    async def drift(self) -> str | None:
+        if self._ended.done():
+            return None
+        spec = self.spec
+        return wrong_binding(self._host, self.pid, spec.cpus, spec.domain, self._memory)
+
+    async def rebind(self) -> None:
+        try:
+            for thread in self._host.names(f"proc/{self.pid}/task"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.sched_setaffinity(int(thread), self.spec.cpus)
+        except OSError as error:
+            cpus = format_list(self.spec.cpus)
+            raise LaunchFailed(f"{self.name}: cannot be bound to CPUs {cpus}: {error}") from error
 
     def _reap(self) -> None:
         # What it started must not outlive it; the zombie still holds the group's number.
@@ -146,7 +168,7 @@ class PlainLauncher:
                 )
             except OSError as error:
                 raise LaunchFailed(f"{spec.name}: {command[0]}: {error}") from error
-        process = PlainProcess(spec, popen)
+        process = PlainProcess(spec, popen, self._host, self._binder.memory)
         try:
             await self._becomes_command(process, spec)
             wrong = wrong_binding(
@@ -159,6 +181,20 @@ class PlainLauncher:
             await process.wait()
             raise
         return process
+
+    async def adopt(self) -> tuple[PlainProcess, ...]:
+        return ()
+
+    async def squeeze(self, domain: int, cpus: float | None) -> None:
+        if cpus is not None:
+            raise LaunchFailed(f"domain {domain}: batch cannot be squeezed: no cgroup to write to")
+
+    async def close(self) -> None:
+        return
+
+    @property
+    def outlives(self) -> bool:
+        return False
 
     async def _becomes_command(self, process: PlainProcess, spec: LaunchSpec) -> None:
         """Wait until setpriv and numactl have done their work and exec'd the command."""

@@ -3,33 +3,65 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
+
+import msgspec
+
+ServiceClass = Literal["engine", "online", "batch"]
+"""Whose CPUs and bandwidth are squeezed first: `batch`, never `engine`."""
 
 
-@dataclass(slots=True, frozen=True)
-class LaunchSpec:
+class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A process to start, bound to `cpus` and to the memory of `domain`.
 
-    `log` takes its stdout and stderr; None leaves it those of agentd's stderr.
+    A launcher whose processes outlive agentd keeps the spec (as JSON) beside the process and
+    gives it back on adoption: `unit` and `version` are the supervisor's, not the launcher's.
     """
 
     name: str
+    """Unique among all processes that ever ran on this node."""
     command: tuple[str, ...]
     cpus: tuple[int, ...]
     domain: int
+    service_class: ServiceClass = "online"
+    kind: str = "worker"
+    """`worker`, `engine` or another program of ours; names its unit and its log lines."""
+    pool: str = ""
+    unit: str = ""
+    """What it is an instance of: a pool or a model."""
+    version: str = ""
+    """Digest of what it was started with: another version is not adopted."""
+    memory_high: int = 0
+    """Bytes beyond which it is throttled and reclaimed from; 0: no limit."""
+    memory_max: int = 0
+    """Bytes beyond which the kernel kills it; 0: no limit."""
+    tasks_max: int = 0
+    """Processes and threads that it may have; 0: no limit."""
+    cpu_weight: int = 100
+    """Share of CPU time against others on the same CPUs, 1 to 10000."""
+    environment: Mapping[str, str] = {}
+    """Added to what the launcher gives."""
     log: Path | None = None
+    """Takes its stdout and stderr where there is no journal; None: agentd's stderr."""
 
 
-@dataclass(slots=True, frozen=True)
-class ExitStatus:
+class ExitStatus(msgspec.Struct, frozen=True):
     """How a process ended: `code`, or the number of the `signal` that killed it."""
 
     code: int | None = None
     signal: int | None = None
+    oom: bool = False
+    """The kernel killed it because its memory limit or its domain was full."""
+    lost: bool = False
+    """It ended while nobody watched, and nothing says how."""
 
     def __str__(self) -> str:
+        if self.oom:
+            return "killed by the kernel: out of memory"
+        if self.lost:
+            return "ended unseen"
         if self.signal is not None:
             try:
                 return f"killed by {signal.Signals(self.signal).name}"
@@ -39,13 +71,16 @@ class ExitStatus:
 
 
 class Process(Protocol):
-    """A started process, verified to be bound."""
+    """A started or adopted process, verified to be bound."""
 
     @property
     def pid(self) -> int: ...
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def spec(self) -> LaunchSpec: ...
 
     async def wait(self) -> ExitStatus:
         """Return how it ended, as soon as it has. May be awaited by several."""
@@ -59,6 +94,18 @@ class Process(Protocol):
     def kill(self) -> None:
         """End it and what it started (SIGKILL). No matter if it has ended."""
 
+    async def drift(self) -> str | None:
+        """Return what is wrong with its binding and limits now, None if nothing is.
+
+        None too for a process that has ended: `wait` tells of that.
+        """
+
+    async def rebind(self) -> None:
+        """Bind it again as its spec says; call `drift` to see whether that worked.
+
+        Raises LaunchFailed when the kernel or systemd refuses, e.g. a CPU is offline.
+        """
+
 
 class Launcher(Protocol):
     async def start(self, spec: LaunchSpec) -> Process:
@@ -66,6 +113,25 @@ class Launcher(Protocol):
 
         Raises LaunchFailed naming the process and what went wrong; nothing is left of it.
         """
+
+    async def adopt(self) -> tuple[Process, ...]:
+        """Return the processes of an earlier agentd that still run; call it once, before `start`.
+
+        Those whose kept spec cannot be read are ended and reported in the log.
+        """
+
+    async def squeeze(self, domain: int, cpus: float | None) -> None:
+        """Let the batch class of `domain` use so many CPUs' worth of time; None: all.
+
+        Raises LaunchFailed when this launcher cannot (see `unisolated`).
+        """
+
+    async def close(self) -> None:
+        """Release what the launcher holds; processes that outlive agentd go on. Idempotent."""
+
+    @property
+    def outlives(self) -> bool:
+        """Whether its processes outlive agentd and are adopted by the next one."""
 
     @property
     def unisolated(self) -> tuple[str, ...]:

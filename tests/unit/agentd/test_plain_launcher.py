@@ -28,7 +28,9 @@ SLEEP = (sys.executable, "-c", "import time; print('up', flush=True); time.sleep
 
 
 def spec(*command: str, cpus: tuple[int, ...] = (CPU,), log: Path | None = None) -> LaunchSpec:
-    return LaunchSpec("test", command or SLEEP, cpus, DOMAIN.domain, log)
+    return LaunchSpec(
+        name="test", command=command or SLEEP, cpus=cpus, domain=DOMAIN.domain, log=log
+    )
 
 
 @pytest.fixture
@@ -132,7 +134,8 @@ async def test_kill_9_of_the_starter_ends_what_it_started(tmp_path: Path) -> Non
         "async def main():\n"
         f"    where = {DOMAIN.cpus!r}, {DOMAIN.domain}\n"
         "    launcher = await PlainLauncher.find(HostFs(), *where, False)\n"
-        f"    spec = LaunchSpec('it', {SLEEP!r}, ({CPU},), {DOMAIN.domain})\n"
+        f"    spec = LaunchSpec(name='it', command={SLEEP!r}, cpus=({CPU},), "
+        f"domain={DOMAIN.domain})\n"
         "    process = await launcher.start(spec)\n"
         "    print(process.pid, flush=True)\n"
         "    await process.wait()\n"

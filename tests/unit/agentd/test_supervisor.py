@@ -68,7 +68,7 @@ class House:
         return process
 
     def spec(self, unit: UnitKey, instance: str) -> LaunchSpec:
-        return LaunchSpec(instance, ("true",), (0,), 0)
+        return LaunchSpec(name=instance, command=("true",), cpus=(0,), domain=0)
 
     def started(self, unit: UnitKey, instance: str, process: Process) -> None:
         assert self.supervisor is not None
