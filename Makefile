@@ -1,16 +1,17 @@
 # Everything a developer or a newcomer runs. `make` alone lists it.
 PYTHON := .venv/bin/python
 ARGS ?=
+MACHINES ?=
 
-BENCHES := takeover noop step
+BENCHES := takeover noop step discover regulator
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-bench demo models test check format proto proto-check lock \
-	test-unit test-contract test-integration test-faults bench \
+	test-unit test-contract test-integration test-faults test-machines test-guest guest-arm64 bench \
 	$(BENCHES:%=bench-%) clean
 
 help: ## This list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | \
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## /\1\t/' | \
 		while IFS="$$(printf '\t')" read -r name what; do printf '  %-18s %s\n' "$$name" "$$what"; done
 	@printf '  %-18s %s\n' 'bench-NAME' 'One benchmark: $(BENCHES); ARGS="--quick --peer ray"'
 
@@ -59,6 +60,15 @@ test-integration: models ## Real etcd, NATS and engine on free ports
 
 test-faults: models ## Real processes killed and frozen
 	@$(PYTHON) -m pytest tests/faults $(ARGS)
+
+test-guest: setup ## A virtual machine with systemd and four NUMA nodes; COREFLEET_GUEST=skip skips
+	@$(PYTHON) -m pytest tests/guest $(ARGS)
+
+guest-arm64: setup ## Discovery and binding in an emulated aarch64; builds its image for 10 minutes
+	@$(PYTHON) -m tools.guest smoke-arm64
+
+test-machines: setup ## Discovery on recorded machines; MACHINES=DIR for a folder of your own
+	@COREFLEET_MACHINES="$(MACHINES)" $(PYTHON) -m pytest tests/machines $(ARGS)
 
 bench: ## List the benchmarks
 	@printf 'make bench-%s\n' $(BENCHES)

@@ -21,6 +21,7 @@ VERBS = {
     "cancel": "End a task.",
     "explain": "Say why a task is placed where it is.",
     "nodes": "List nodes.",
+    "node": "Show one node, or record this machine's topology for a bug report.",
     "pools": "List or apply pools.",
     "controlds": "List controlds and what they own.",
     "model": "Fetch a model file.",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import os
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -10,17 +13,22 @@ import click
 import msgspec
 import structlog
 
-from agentd.core.topology import Topology
-from agentd.daemon import Daemon
-from agentd.discovery_report import as_json, as_text
+from agentd.commands import capture_command, discover_command
+from agentd.core.plan import make_plan
+from agentd.core.topology import Overrides, Topology
+from agentd.daemon import Daemon, Surroundings
+from agentd.engine_isa import engine_refusal
 from agentd.gauges import NodeCollector
 from agentd.hostfs import HostFs
-from agentd.launch import PlainLauncher
-from agentd.models import find_models
+from agentd.launch import Launcher, PlainLauncher, SystemdLauncher, SystemdSettings
+from agentd.models import FoundModels, find_models
+from agentd.notify import Notifier
 from agentd.probe_port import PortInUse
 from agentd.probes import discover
-from agentd.rooms import make_rooms
-from agentd.settings import check_config, overrides_of
+from agentd.replica_setup import make_replicas
+from agentd.requirements import NUMA_BINDING
+from agentd.rooms import Rooms, make_rooms
+from agentd.settings import check_config, overrides_of, plan_settings
 from corefleet import config as configuration
 from corefleet import event_loop, logs, metrics, program
 from corefleet.adapters.nats_bus import NatsBus
@@ -99,22 +107,61 @@ def main(
             program.leave("agentd", program.EXIT_FAILED, error)
 
 
-@main.command("discover")
-@click.option(
-    "--root",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    default=Path("/"),
-    show_default=True,
-    help="Read a recorded machine below this directory.",
-)
-@click.option("--json", "machine_readable", is_flag=True, help="One JSON object.")
-def discover_command(root: Path, machine_readable: bool) -> None:
-    """Print what agentd finds on a machine."""
-    topology = discover(HostFs(root), overrides_of("", ()))
-    click.echo(as_json(topology) if machine_readable else as_text(topology))
+main.add_command(discover_command)
+main.add_command(capture_command)
+
+FindLauncher = Callable[[AgentdConfig, Topology, Rooms], Awaitable[Launcher]]
 
 
-async def run(config: AgentdConfig, topology: Topology, start_timeout_s: float) -> None:
+async def find_launcher(config: AgentdConfig, topology: Topology, rooms: Rooms) -> Launcher:
+    """Return the configured launcher. Raises Incompatible.
+
+    `auto` is systemd's where agentd is itself a service of it, and plain elsewhere.
+    """
+    if config.launcher == "systemd" or (config.launcher == "auto" and _is_service(topology)):
+        try:
+            return await _systemd_launcher(config, topology, rooms)
+        except Incompatible as error:
+            if config.launcher == "systemd":
+                raise
+            _log.warning("Not started as units of systemd", reason=str(error))
+    first = next(iter(topology.domains.values()))
+    numa = NUMA_BINDING in config.require or "numa" in config.require
+    return await PlainLauncher.find(HostFs(), first.cpus, first.domain, require_numa=numa)
+
+
+def _is_service(topology: Topology) -> bool:
+    return topology.systemd and os.geteuid() == 0 and topology.cgroups.own.endswith(".service")
+
+
+async def _systemd_launcher(
+    config: AgentdConfig, topology: Topology, rooms: Rooms
+) -> SystemdLauncher:
+    # How memory and the system's CPUs are divided does not depend on pools.
+    empty = make_plan(topology, (), (), {}, False, plan_settings(config.plan))
+    settings = SystemdSettings(
+        node=config.node_id,
+        cpus={domain: found.cpus for domain, found in topology.domains.items()},
+        batch_cpus={},
+        memory_nodes={domain: found.memory_nodes for domain, found in empty.domains.items()},
+        numa=topology.numa,
+        writable=(rooms.log.parent, rooms.run),
+        working_directory=Path("/"),
+        dynamic_user=config.dynamic_user,
+    )
+    launcher = await SystemdLauncher.find(HostFs(), rooms.run / "units", settings)
+    if config.confine_system:
+        cpus = {cpu for domain in empty.domains.values() for cpu in domain.system_cpus}
+        await launcher.confine_system(sorted(cpus))
+    return launcher
+
+
+async def run(
+    config: AgentdConfig,
+    topology: Topology,
+    start_timeout_s: float,
+    find: FindLauncher = find_launcher,
+) -> None:
     """Be a node until SIGTERM or SIGINT, then finish or give back what runs.
 
     Raises Incompatible, PortInUse, Unavailable (NATS not reached in time), Conflict (the
@@ -122,7 +169,7 @@ async def run(config: AgentdConfig, topology: Topology, start_timeout_s: float) 
     """
 
     async def start(stack: AsyncExitStack, over: Over) -> dict[str, object]:
-        daemon = await _start(stack, config, topology, start_timeout_s, over)
+        daemon = await _start(stack, config, topology, start_timeout_s, find, over)
         return {
             "ready": "agentd",
             "node": config.node_id,
@@ -138,18 +185,17 @@ async def _start(
     config: AgentdConfig,
     topology: Topology,
     start_timeout_s: float,
+    find: FindLauncher,
     over: Over,
 ) -> Daemon:
     """Start everything, in order; `stack` stops it in the reverse order."""
-    rooms = make_rooms(config.data_dir)
+    rooms = make_rooms(config.data_dir, config.run_dir)
     stack.callback(rooms.close)
-    models = await asyncio.to_thread(find_models, config)
+    models = await _usable_models(config, topology, rooms)
     for line in (*topology.warnings, *models.warnings):
         _log.warning("Discovery", warning=line)
-    first = next(iter(topology.domains.values()))
-    launcher = await PlainLauncher.find(
-        HostFs(), first.cpus, first.domain, require_numa="numa-binding" in config.require
-    )
+    launcher = await find(config, topology, rooms)
+    stack.push_async_callback(launcher.close)
     for line in launcher.unisolated:
         _log.warning("Not isolated", warning=line)
     background = Background(lambda error: program.end(over, error))
@@ -164,21 +210,26 @@ async def _start(
         asyncio.get_running_loop().time() + start_timeout_s,
     )
     stack.push_async_callback(bus.close)
-    daemon = Daemon(
+    host, clock = HostFs(), SystemClock()
+    replicas = make_replicas(config, topology, models, launcher, rooms, host, clock, background)
+    stack.push_async_callback(replicas.close)
+    here = Surroundings(
         config=config,
         topology=topology,
         models=models,
+        files=replicas,
         launcher=launcher,
         rooms=rooms,
-        bus=bus,
-        log=NatsLog(bus),
-        clock=SystemClock(),
-        background=background,
+        host=host,
+        notifier=Notifier.from_environment(),
         version=program.version(),
     )
+    daemon = Daemon(here, bus, NatsLog(bus), clock, background)
     if config.metrics:
         measured = metrics.Metrics()
-        measured.registry.register(NodeCollector(daemon.node, daemon.troubles))
+        measured.registry.register(
+            NodeCollector(daemon.node, daemon.troubles, daemon.isolation, daemon.out_of_memory)
+        )
         scraped = metrics.serve(measured, config.metrics)
         stack.push_async_callback(asyncio.to_thread, scraped.close)
     stack.push_async_callback(daemon.close)
@@ -190,13 +241,27 @@ def _discover(config: AgentdConfig, where: str) -> Topology:
     """Return the machine as configured; raises ConfigError."""
     check_config(config, where)
     try:
-        overrides = overrides_of(config.cpus, config.domains)
+        overrides = overrides_of(config)
     except InvalidInput as error:
         raise ConfigError(f"{where}: {error}") from error
     topology = discover(HostFs(), overrides)
     if not topology.domains:
-        known = ", ".join(map(str, discover(HostFs(), overrides_of("", ())).domains))
+        known = ", ".join(map(str, discover(HostFs(), Overrides()).domains))
         raise ConfigError(
             f"{where}: `domains`: {list(config.domains)}; expected some of this machine's: {known}"
         )
     return topology
+
+
+async def _usable_models(config: AgentdConfig, topology: Topology, rooms: Rooms) -> FoundModels:
+    """Return the models whose files are right, none if no engine can run on this CPU."""
+    models = await asyncio.to_thread(find_models, config)
+    if not models.paths:
+        return models
+    build = importlib.util.find_spec("llama_cpp")
+    library = Path(build.origin).parent / "lib" if build is not None and build.origin else None
+    refusal = await engine_refusal(topology, library, rooms.run)
+    if refusal is None:
+        return models
+    why = f"no model is served, pools that need one are not offered: {refusal}"
+    return FoundModels({}, (*models.warnings, why))

@@ -179,8 +179,8 @@ class Attempts:
                 self._tell(origin, EventBatch(events=told), task)
             case CloseJournal(task=task, attempt=attempt):
                 self._journals.pop((task, attempt), None)
-            case OpenJournal(item=item):
-                self._background.spawn(self._open(item))
+            case OpenJournal(item=item, adopted=adopted):
+                self._background.spawn(self._open(item, adopted))
             case PublishReturned(returned=returned):
                 subject = shard_returned(shard_of_task(returned.task))
                 self._bus.publish(subject, encode(returned))
@@ -189,7 +189,14 @@ class Attempts:
 
     def _run(self, action: RunOn) -> None:
         item = action.item
-        frame = RunTask(record=item.record, head=item.head, journal=action.steps)
+        frame = RunTask(
+            record=item.record,
+            head=item.head,
+            journal=action.steps,
+            revision=item.revision,
+            create_seq=item.create_seq,
+            head_revision=item.head_revision,
+        )
         try:
             self._senders.send(action.worker, frame)
         except InvalidInput as error:
@@ -199,13 +206,13 @@ class Attempts:
                 self.feed, JournalRefused(record.task, record.attempt, reason)
             )
 
-    async def _open(self, item: Assignment) -> None:
+    async def _open(self, item: Assignment, adopted: bool) -> None:
         record = item.record
         journal = self._journal(item)
 
         async def work() -> NodeEvent:
             try:
-                steps = await journal.open(record.node)
+                steps = await (journal.resume() if adopted else journal.open(record.node))
             except AttemptDropped:
                 if journal.outcome is None:
                     raise

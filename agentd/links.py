@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -18,10 +19,12 @@ from corefleet.messages.links import (
     Ping,
     Stop,
     Welcome,
+    WelcomeBack,
     WorkerAlive,
     WorkerHello,
     WorkerToAgentd,
 )
+from corefleet.messages.wire import Assignment
 
 PING_EVERY_S = 1.0
 STUCK_AFTER_S = 20.0
@@ -35,6 +38,9 @@ class Crew(Protocol):
 
     def ready(self, worker: str) -> None:
         """The worker has loaded its pool and its loop turns."""
+
+    def came_back(self, worker: str, held: tuple[Assignment, ...]) -> None:
+        """A worker of an earlier agentd has found this one; `ready` follows."""
 
     def said(self, worker: str, message: WorkerToAgentd) -> None:
         """Take a frame that is no greeting and no sign of life."""
@@ -51,7 +57,7 @@ class Crew(Protocol):
 
 @dataclass(slots=True)
 class _Member:
-    welcome: Welcome
+    welcome: Welcome | WelcomeBack
     link: Link[WorkerToAgentd] | None = None
     pinged: int = 0
     answered: int = 0
@@ -66,6 +72,7 @@ class WorkerLinks:
         self._crew = crew
         self._clock = clock
         self._members: dict[str, _Member] = {}
+        self._changed = asyncio.Event()
         self._server: LinkServer | None = None
         self._alarm: asyncio.TimerHandle | None = None
 
@@ -87,9 +94,26 @@ class WorkerLinks:
         """A worker of this name will connect; `welcome` is what it is told."""
         self._members[worker] = _Member(welcome)
 
+    def expect_back(self, worker: str) -> None:
+        """A worker that an earlier agentd started will connect."""
+        self._members[worker] = _Member(WelcomeBack())
+
+    async def gathered(self, timeout_s: float) -> tuple[str, ...]:
+        """Return when all workers that are expected back are, or after `timeout_s`.
+
+        Returns the names of those that are missing.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._missing():
+                    self._changed.clear()
+                    await self._changed.wait()
+        return self._missing()
+
     def forget(self, worker: str) -> None:
         """The worker's process has ended."""
         member = self._members.pop(worker, None)
+        self._changed.set()
         if member is not None and member.link is not None:
             member.link.cut("its process has ended")
 
@@ -128,6 +152,9 @@ class WorkerLinks:
         member.heard_at = self._clock.monotonic()
         try:
             link.send(member.welcome)
+            if isinstance(member.welcome, WelcomeBack):
+                self._crew.came_back(worker, hello.held)
+            self._changed.set()
             self._ping_one(member, link)
             for message in first[1:]:
                 self._take(worker, member, message)
@@ -149,7 +176,17 @@ class WorkerLinks:
             return f"no worker {hello.worker} was started here"
         if member.link is not None:
             return f"worker {hello.worker} is connected already"
+        if hello.held and isinstance(member.welcome, Welcome):
+            # It lost its link to this agentd, which has given its attempts to others by now.
+            return f"worker {hello.worker} was given up"
         return ""
+
+    def _missing(self) -> tuple[str, ...]:
+        return tuple(
+            worker
+            for worker, member in self._members.items()
+            if isinstance(member.welcome, WelcomeBack) and member.link is None
+        )
 
     def _take(self, worker: str, member: _Member, message: WorkerToAgentd) -> None:
         if not isinstance(message, WorkerAlive):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from corefleet.config import AgentdConfig, cache_dir, load_models
+from corefleet.config import AgentdConfig, ModelConfig, cache_dir, load_models
 from corefleet.models import verify
 
 
@@ -15,6 +15,9 @@ class FoundModels:
 
     paths: dict[str, Path]
     warnings: tuple[str, ...] = ()
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Bytes, by name."""
+    configs: dict[str, ModelConfig] = field(default_factory=dict)
 
 
 def find_models(config: AgentdConfig) -> FoundModels:
@@ -27,7 +30,8 @@ def find_models(config: AgentdConfig) -> FoundModels:
     directory = Path(config.model_dir) if config.model_dir else cache_dir() / "models"
     paths: dict[str, Path] = {}
     warnings = []
-    for name, model in load_models(Path(config.models)).items():
+    configs = load_models(Path(config.models))
+    for name, model in configs.items():
         path = directory / model.file
         wrong = verify(path, model)
         if wrong is None:
@@ -36,4 +40,5 @@ def find_models(config: AgentdConfig) -> FoundModels:
             warnings.append(
                 f"model {name} is not usable, pools that need it are not offered: {wrong}"
             )
-    return FoundModels(paths, tuple(warnings))
+    sizes = {name: configs[name].size_bytes for name in paths}
+    return FoundModels(paths, tuple(warnings), sizes, configs)

@@ -27,16 +27,19 @@ class Rooms:
             shutil.rmtree(self.run, ignore_errors=True)
 
 
-def make_rooms(data_dir: str) -> Rooms:
-    """Make the directories; raises ConfigError when that is not possible."""
+def make_rooms(data_dir: str, run_dir: str = "") -> Rooms:
+    """Make the directories; `run_dir` '' is one below `data_dir`.
+
+    Raises ConfigError when that is not possible.
+    """
     base = Path(data_dir).absolute()
-    run, log = base / "run", base / "log"
+    run, log = Path(run_dir).absolute() if run_dir else base / "run", base / "log"
     try:
         run.mkdir(parents=True, exist_ok=True)
         log.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"`data_dir`: {data_dir}: {error.strerror}; expected a writable directory"
+            f"`data_dir`: {error.filename}: {error.strerror}; expected a writable directory"
         ) from error
     if len(bytes(run)) <= _LONGEST_RUN:
         return Rooms(run, log)

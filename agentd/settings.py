@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from agentd.bandwidth_control import regulator_settings
 from agentd.core.cpulist import parse_list
+from agentd.core.plan import PlanSettings
 from agentd.core.topology import Overrides
-from corefleet.config import AgentdConfig
+from agentd.requirements import REQUIREMENTS
+from corefleet.config import AgentdConfig, PlanConfig
 from corefleet.errors import ConfigError, InvalidInput
 from corefleet.ids import check_name
-
-REQUIREMENTS = ("numa-binding",)
 
 
 def check_config(config: AgentdConfig, where: str) -> None:
@@ -22,10 +23,20 @@ def check_config(config: AgentdConfig, where: str) -> None:
         if name not in REQUIREMENTS:
             known = ", ".join(REQUIREMENTS)
             raise ConfigError(f"{where}: `require`: {name!r}; expected some of: {known}")
-    if config.launcher == "systemd":
-        raise ConfigError(f"{where}: `launcher`: 'systemd' is not there yet; expected 'plain'")
+    for key, text in (("cpus", config.cpus), ("plan.system_cpus", config.plan.system_cpus)):
+        try:
+            parse_list(text, key)
+        except InvalidInput as error:
+            raise ConfigError(f"{where}: {error}") from error
+    try:
+        regulator_settings(config.bandwidth)
+    except InvalidInput as error:
+        raise ConfigError(f"{where}: {error}") from error
+    _check_shares(config, where)
     positive = {
         "beat_interval_s": config.beat_interval_s,
+        "bandwidth.interval_s": config.bandwidth.interval_s,
+        "bandwidth.canary_every_s": config.bandwidth.canary_every_s,
         "engine.max_sequences": config.engine.max_sequences,
         "engine.context_tokens": config.engine.context_tokens,
         "engine.batch_tokens": config.engine.batch_tokens,
@@ -42,6 +53,38 @@ def check_config(config: AgentdConfig, where: str) -> None:
         )
 
 
-def overrides_of(cpus: str, domains: tuple[int, ...]) -> Overrides:
+def _check_shares(config: AgentdConfig, where: str) -> None:
+    for key, value in (
+        ("plan.sandbox_share", config.plan.sandbox_share),
+        ("plan.system_memory_share", config.plan.system_memory_share),
+    ):
+        if not 0 <= value < 1:
+            raise ConfigError(f"{where}: `{key}`: {value}; expected 0 or more, less than 1")
+    for domain, peak in config.bandwidth.peak_bytes_per_s.items():
+        if not domain.isdecimal() or peak <= 0:
+            raise ConfigError(
+                f"{where}: `bandwidth.peak_bytes_per_s`: {domain} = {peak}; expected the number of "
+                'a domain and bytes per second, such as "0" = 85e9'
+            )
+
+
+def overrides_of(config: AgentdConfig) -> Overrides:
     """Return the operator's choice; raises InvalidInput naming `cpus`."""
-    return Overrides(cpus=parse_list(cpus, "cpus"), domains=domains)
+    return Overrides(
+        cpus=parse_list(config.cpus, "cpus"), domains=config.domains, isolated=config.isolated
+    )
+
+
+def plan_settings(config: PlanConfig, model_replicas: bool = False) -> PlanSettings:
+    """Return how the machine is divided; raises InvalidInput naming `plan.system_cpus`."""
+    return PlanSettings(
+        system_cpus=parse_list(config.system_cpus, "plan.system_cpus"),
+        system_cores_per_node=config.system_cores_per_node,
+        system_cores_per_domain=config.system_cores_per_domain,
+        sandbox_share=config.sandbox_share,
+        system_memory_share=config.system_memory_share,
+        engine_memory_bytes=config.engine_memory_bytes,
+        model_replicas=model_replicas,
+        worker_memory_bytes=config.worker_memory_bytes,
+        worker_memory_floor_bytes=config.worker_memory_floor_bytes,
+    )

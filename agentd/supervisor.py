@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Literal, Protocol
 
 import structlog
 
@@ -34,11 +34,17 @@ _log = structlog.get_logger(__name__)
 class Household(Protocol):
     """What the supervisor asks of those who know workers and engines."""
 
+    async def prepare(self, unit: UnitKey) -> None:
+        """Do what takes time before `spec`; raises LaunchFailed."""
+
     def spec(self, unit: UnitKey, instance: str) -> LaunchSpec:
         """Return how to start an instance of `unit`."""
 
     def started(self, unit: UnitKey, instance: str, process: Process) -> None:
         """The process runs; make sure that `Supervisor.ready` is told when it can work."""
+
+    def adopted(self, unit: UnitKey, instance: str, process: Process) -> None:
+        """An earlier agentd's process runs; make sure as with `started`."""
 
     def stop(self, unit: UnitKey, instance: str, reason: str, grace_s: float) -> bool:
         """Ask it to end; False when it cannot be asked and SIGTERM must do."""
@@ -70,10 +76,28 @@ class Supervisor:
         self._closing = False
         self._alarm: asyncio.TimerHandle | None = None
         self._listeners: list[Callable[[], None]] = []
+        self._attend: Callable[[Process], Awaitable[None]] | None = None
+        self._ooms: dict[UnitKey, int] = {}
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Call `listener` whenever a process became ready or ended."""
         self._listeners.append(listener)
+
+    def adopt(self, processes: Sequence[Process]) -> None:
+        """Take in what an earlier agentd started; call it before the first `want`."""
+        for process in processes:
+            spec = process.spec
+            kind: Literal["engine", "worker"] = "engine" if spec.kind == "engine" else "worker"
+            unit = UnitKey(kind, spec.unit, spec.domain)
+            instance = _instance_of(process)
+            self._core.adopt(instance, unit, spec.version, self._clock.monotonic())
+            self._processes[instance] = process
+            self._household.adopted(unit, instance, process)
+            self._background.spawn(self._follow(unit, instance, process), f"process {instance}")
+
+    def on_start(self, attend: Callable[[Process], Awaitable[None]]) -> None:
+        """Await `attend` with each process that was started or adopted, before it is of use."""
+        self._attend = attend
 
     def want(self, units: Mapping[UnitKey, tuple[int, object]]) -> None:
         """Set what should run; see Supervision.want."""
@@ -90,6 +114,11 @@ class Supervisor:
         """The process does not answer: it is killed, and replaced."""
         self._do(self._core.stuck(instance, reason))
 
+    def drain(self, process: Process, reason: str) -> None:
+        """End the process politely, and start another in its place."""
+        instance = _instance_of(process)
+        self._do(self._core.drain(instance, reason, self._clock.monotonic()))
+
     async def settled(self) -> None:
         """Return when everything wanted is ready or known to fail."""
         while not self._core.settled():
@@ -99,9 +128,24 @@ class Supervisor:
     def troubles(self) -> tuple[str, ...]:
         return self._core.troubles()
 
+    def processes(self) -> tuple[Process, ...]:
+        """Return all that run."""
+        return tuple(self._processes.values())
+
+    def out_of_memory(self) -> Mapping[UnitKey, int]:
+        """Return how often the kernel killed processes of each unit for want of memory."""
+        return dict(self._ooms)
+
     def troubled(self, unit: UnitKey) -> bool:
         """Whether `unit` fails again and again."""
         return self._core.troubled(unit)
+
+    def leave(self) -> None:
+        """Watch no more and start nothing: the processes go on without this agentd."""
+        self._closing = True
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
 
     async def close(self) -> None:
         """Ask all processes to end, kill those that did not in time. Idempotent."""
@@ -150,26 +194,38 @@ class Supervisor:
 
     async def _live(self, unit: UnitKey, instance: str) -> None:
         """One process from its start to its end."""
-        hopeless = False
         try:
+            await self._household.prepare(unit)
             process = await self._launcher.start(self._household.spec(unit, instance))
         except LaunchFailed as error:
-            reason = str(error)
-            _log.warning("Process not started", process=instance, reason=reason)
+            _log.warning("Process not started", process=instance, reason=str(error))
             self._starting.discard(instance)
-        else:
-            self._processes[instance] = process
-            self._starting.discard(instance)
-            self._household.started(unit, instance, process)
-            if self._core.phase_of(instance) == "stopping":
-                self._stop(unit, instance, "no longer wanted")
-            status = await process.wait()
-            del self._processes[instance]
-            said = process.last_words() if status.code else ""
-            reason = f"{status}: {said}" if said else str(status)
-            hopeless = status == ExitStatus(code=HOPELESS_EXIT)
-            if self._core.phase_of(instance) != "stopping":
-                _log.warning("Process ended", process=instance, pid=process.pid, reason=reason)
+            self._over(unit, instance, str(error), hopeless=False)
+            return
+        self._processes[instance] = process
+        self._starting.discard(instance)
+        self._household.started(unit, instance, process)
+        if self._core.phase_of(instance) == "stopping":
+            self._stop(unit, instance, "no longer wanted")
+        await self._follow(unit, instance, process)
+
+    async def _follow(self, unit: UnitKey, instance: str, process: Process) -> None:
+        """One process from now to its end."""
+        if self._attend is not None:
+            await self._attend(process)
+        status = await process.wait()
+        del self._processes[instance]
+        said = process.last_words() if status.code else ""
+        reason = f"{status}: {said}" if said else str(status)
+        if status.oom:
+            self._ooms[unit] = self._ooms.get(unit, 0) + 1
+        if self._core.phase_of(instance) != "stopping":
+            _log.warning(
+                "Process ended", process=instance, pid=process.pid, reason=reason, oom=status.oom
+            )
+        self._over(unit, instance, reason, hopeless=status == ExitStatus(code=HOPELESS_EXIT))
+
+    def _over(self, unit: UnitKey, instance: str, reason: str, hopeless: bool) -> None:
         actions = self._core.ended(instance, reason, self._clock.monotonic(), hopeless)
         self._household.gone(unit, instance, reason)
         if not self._closing:
@@ -208,3 +264,8 @@ class Supervisor:
         self._changed.set()
         for listener in self._listeners:
             listener()
+
+
+def _instance_of(process: Process) -> str:
+    """Return the supervision's name of a process: its spec's name is told with its kind."""
+    return process.name.removeprefix(f"{process.spec.kind} ")

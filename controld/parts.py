@@ -133,4 +133,5 @@ def _times(config: LivenessConfig) -> LivenessTimes:
         probe_timeout_s=config.probe_timeout_s,
         cut_after_s=config.cut_after_s,
         digest_interval_s=config.digest_interval_s,
+        loop_grace_s=config.agentd_grace_s,
     )

@@ -58,7 +58,11 @@ class Registrar:
         await self._open.aclose()
 
     async def register(self, asked: NodeRegistration) -> NodeRegistered:
-        """Give the node its next epoch. Raises InvalidInput, Unavailable."""
+        """Give the node its next epoch, or again the one that it resumes.
+
+        A node that names an epoch resumes it when that is its newest and was not found lost:
+        its attempts were adopted. Raises InvalidInput, Unavailable.
+        """
         check_name("node", asked.node)
         check_name("rack", asked.rack)
         store = self._cluster.store
@@ -69,7 +73,9 @@ class Registrar:
             previous = decode(known.value, NodeRegistration).epoch if known else 0
             if lost:
                 previous = max(previous, decode(lost.value, LostNode).epoch)
-            made = msgspec.structs.replace(asked, epoch=previous + 1)
+            resumes = 0 < asked.epoch == previous and not lost
+            epoch = previous if resumes else previous + 1
+            made = msgspec.structs.replace(asked, epoch=epoch)
             compares = [Compare(key, known.mod_revision if known else 0)]
             operations: list[Put | Delete] = [Put(key, encode(made))]
             if lost:

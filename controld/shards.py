@@ -13,7 +13,15 @@ from controld.assigner import Assigner
 from controld.cluster import Cluster
 from controld.core.fleet import Fleet, FleetDelta
 from controld.core.shard import ShardCore
-from controld.core.shard_io import AttemptStuck, Event, FleetChanged, NodeGone, PoolsSet, Tick
+from controld.core.shard_io import (
+    AttemptStuck,
+    Event,
+    FleetChanged,
+    NodeGone,
+    NodeResumed,
+    PoolsSet,
+    Tick,
+)
 from controld.gauges import Gauges
 from controld.registry import Registry
 from controld.runner import ShardRunner, Surroundings
@@ -122,6 +130,8 @@ class Shards:
     def _apply(self, delta: FleetDelta) -> None:
         for gone in delta.gone:
             self._feed_all(NodeGone(gone.node, gone.node_epoch, gone.reason))
+        for node in delta.resumed:
+            self._feed_all(NodeResumed(node))
         for stuck in delta.stuck:
             runner = self._runners.get(shard_of_task(stuck.task))
             if runner is not None:

@@ -57,6 +57,8 @@ class LivenessConfig(Section, frozen=True):
     cut_after_s: float = 3.0
     """Answers the probe but is silent on NATS: requeued after this."""
     digest_interval_s: float = 0.25
+    agentd_grace_s: float = 5.0
+    """How long a node's attempts are left to it while its heartbeat goes on without agentd."""
 
 
 class ControldConfig(Section, frozen=True, kw_only=True):
@@ -113,6 +115,46 @@ class EngineConfig(Section, frozen=True):
     """A decode thread that does not answer for so long is killed and started anew."""
 
 
+class PlanConfig(Section, frozen=True):
+    """How a node divides each NUMA domain. Sizes in bytes, shares from 0 to 1."""
+
+    system_cpus: str = ""
+    """CPU list for the system and agentd instead of what is picked, e.g. `0-1`."""
+    system_cores_per_node: int = 1
+    system_cores_per_domain: int = 0
+    sandbox_share: float = 0.0
+    """Share of the CPUs for workers that sandboxes get for themselves; 0: they share them."""
+    system_memory_share: float = 0.06
+    engine_memory_bytes: int = 0
+    """Memory of an engine beside its model; 0: by a rule of thumb."""
+    worker_memory_bytes: int = 2 << 30
+    """Most that a worker gets when its pool does not say."""
+    worker_memory_floor_bytes: int = 96 << 20
+    """A pool whose workers would get less is not offered."""
+
+
+class BandwidthConfig(Section, frozen=True):
+    """Regulation of memory bandwidth; levels are shares of the peak (docs/bandwidth.md)."""
+
+    sense: Literal["auto", "off"] = "auto"
+    interval_s: float = 0.5
+    canary_every_s: float = 2.0
+    peak_bytes_per_s: dict[str, float] = {}
+    """By domain, e.g. `{ "0" = 85e9 }`; others are taken from what is seen."""
+    measure_peak: bool = False
+    high: float = 0.8
+    """Batch is squeezed above."""
+    low: float = 0.72
+    """Batch gets back below."""
+    far_below: float = 0.55
+    floor: float = 0.05
+    """Batch always keeps this share of its CPUs."""
+    static_batch_share: float = 0.25
+    """The cap where nothing can be sensed."""
+    canary_at_high: float = 1.6
+    pressure_at_high: float = 0.1
+
+
 class AgentdConfig(Section, frozen=True, kw_only=True):
     """agentd.toml"""
 
@@ -126,18 +168,32 @@ class AgentdConfig(Section, frozen=True, kw_only=True):
     """CPU list to use instead of all that are allowed, e.g. `0-3`."""
     domains: tuple[int, ...] = ()
     """NUMA domains to use; () is all."""
+    isolated: bool = False
+    """Use CPUs that the kernel isolates (isolcpus), too."""
+    confine_system: bool = False
+    """Keep system.slice, user.slice and init.scope on the system's CPUs (systemd launcher)."""
+    dynamic_user: bool = False
+    """Run workers and engines as users of their own (systemd launcher)."""
     launcher: Literal["auto", "plain", "systemd"] = "auto"
     require: tuple[str, ...] = ()
-    """Isolation that must be there, else agentd refuses to start: `numa-binding`."""
+    """What must be there, else agentd does not start: `numa`, `cgroup`, `bandwidth`, `systemd`."""
     labels: dict[str, str] = {}
     models: str = ""
     """Path of models.toml; '' serves no models."""
     model_dir: str = ""
     """Where model files lie, named by their `file`."""
+    model_replicas: Literal["auto", "always", "never"] = "auto"
+    """A copy of each model in each domain's memory; `auto`: on several domains under systemd."""
     nats: NatsConfig = NatsConfig()
     log: LogConfig = LogConfig()
     engine: EngineConfig = EngineConfig()
+    plan: PlanConfig = PlanConfig()
+    bandwidth: BandwidthConfig = BandwidthConfig()
     beat_interval_s: float = 0.2
+    heartbeat_socket: str = ""
+    """Where corefleet-heartbeat.service listens; '' runs the heartbeat program as a child."""
+    run_dir: str = ""
+    """Directory of sockets, on a tmpfs of this boot; '' is `data_dir`/run."""
 
 
 def load(path: Path, kind: type[T]) -> T:
@@ -203,6 +259,7 @@ def check_pool(spec: PoolSpec, where: str) -> PoolSpec:
         "max_tokens": 1,
         "result_ttl_s": 1,
         "history_turns": 0,
+        "worker_memory_bytes": 0,
     }
     for key, least in at_least.items():
         value = getattr(spec, key)
@@ -292,3 +349,14 @@ def _reject_unknown(raw: Any, kind: Any, where: str, prefix: str) -> None:
         if isinstance(nested, msgspec.inspect.StructType):
             for key, value in raw.items():
                 _reject_unknown(value, nested.cls, where, f"{prefix}{key}.")
+
+
+def notify_settings() -> tuple[str, float]:
+    """Return systemd's notification socket ('' without one) and the watchdog's limit in seconds.
+
+    sd_notify(3), sd_watchdog_enabled(3); 0.0: no watchdog, or one for another process.
+    """
+    socket = os.environ.get("NOTIFY_SOCKET", "")
+    limit, pid = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
+    ours = limit.isdecimal() and (not pid or pid == str(os.getpid()))
+    return socket, int(limit) / 1e6 if ours else 0.0

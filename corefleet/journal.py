@@ -95,6 +95,30 @@ class Journal:
             raise self._dropped("its journal was ended by somebody else") from None
         return committed_steps(messages)
 
+    async def resume(self) -> tuple[Step, ...]:
+        """Carry on an attempt that another process of its node began; return its steps so far.
+
+        Nothing is written: the attempt's fence holds. Raises CorruptRecord, and
+        AttemptDropped with `outcome` set when the attempt had decided how the task ends.
+        """
+        shelf, record = self._shelf, self._record
+        stored = await read_surely(lambda: shelf.last(shelf.record), shelf.patience)
+        if stored is None or stored.sequence != self._revision:
+            self._outcome = await self._own_ending(stored)
+            raise self._dropped("it had ended the task")
+        await self._meet_settled()
+        tail = await read_surely(lambda: shelf.last(shelf.journal), shelf.patience)
+        if tail is None:
+            return ()
+        messages = await read_surely(
+            lambda: shelf.log.read(shelf.journal, tail.sequence, shelf.patience.call_s),
+            shelf.patience,
+        )
+        entries = [decode(message.payload, JournalEntry) for message in messages]
+        own = [entry.number for entry in entries if entry.attempt == record.attempt]
+        self._number = max(own, default=-1) + 1
+        return committed_steps(messages)
+
     async def append(self, steps: tuple[Step, ...]) -> int:
         """Commit `steps`; return the sequence of the message that holds them."""
         return await self._append(steps)
@@ -180,6 +204,24 @@ class Journal:
             raise self._dropped(_story(moved.stored)) from None
         if self._outcome is not None:
             raise self._dropped("an earlier attempt had ended the task")
+
+    async def _own_ending(self, stored: Stored | None) -> ResultRecord:
+        """Return the result that this attempt decided on, carried out now if it was not yet."""
+        if stored is not None:
+            found = decode(stored.payload, TaskRecord)
+            if found.ending is not None and (found.attempt, found.node, found.node_epoch) == (
+                self._record.attempt,
+                self._record.node,
+                self._record.node_epoch,
+            ):
+                try:
+                    return await carry_out(self._shelf, found, stored.sequence)
+                except HeadMoved:
+                    await self._take_back(found, stored.sequence)
+                    raise self._dropped("its session's head is another one by now") from None
+                except Superseded as moved:
+                    stored = moved.stored
+        return await self._own_result(stored)
 
     async def _own_result(self, stored: Stored | None) -> ResultRecord:
         """Return the standing result if this attempt wrote it."""

@@ -16,6 +16,7 @@ Phase = Literal["opening", "waiting", "running", "finishing", "returning", "over
 TABLE: frozenset[tuple[Phase, Phase]] = frozenset(
     {
         ("opening", "waiting"),
+        ("opening", "running"),
         ("opening", "returning"),
         ("opening", "over"),
         ("waiting", "running"),
@@ -61,6 +62,11 @@ class Attempt:
     @property
     def number(self) -> int:
         return self.item.record.attempt
+
+    def committed(self, steps: tuple[Step, ...]) -> bool:
+        """Return whether `steps` are in the journal already."""
+        known = {(step.step, step.kind == "intent") for step in self.steps}
+        return all((step.step, step.kind == "intent") in known for step in steps)
 
     def move(self, phase: Phase) -> None:
         """Go on to `phase`; raises IllegalTransition with the attempt's story."""

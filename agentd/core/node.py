@@ -12,6 +12,7 @@ from typing import Any, Literal
 from agentd.core.admission import Admission
 from agentd.core.attempt import Attempt
 from agentd.core.node_io import (
+    Adopted,
     Answer,
     AnswerInventory,
     AppendJournal,
@@ -49,7 +50,7 @@ from agentd.core.node_io import (
     WorkerReady,
 )
 from agentd.core.places import Places
-from corefleet.messages.links import AttemptOver, FinishTask, StepsAppended
+from corefleet.messages.links import AttemptOver, FinishTask, RunResumed, StepsAppended
 from corefleet.messages.records import Failure
 from corefleet.messages.wire import (
     AssignAnswer,
@@ -82,6 +83,7 @@ class Node:
         self._admission = Admission(node)
         self._handlers: dict[type, Callable[[Any, float], Iterable[NodeAction]]] = {
             Offered: self._offered,
+            Adopted: self._adopted,
             StepsOffered: self._steps_offered,
             JournalAppended: self._appended,
             FinishAsked: self._finish_asked,
@@ -182,10 +184,33 @@ class Node:
             attempt.move("waiting")
             yield from self._dispatch(attempt, now)
 
+    def _adopted(self, event: Adopted, now: float) -> Iterable[NodeAction]:
+        """Carry on what an earlier agentd of this epoch accepted, unless it is over by now."""
+        record = event.item.record
+        task, number = record.task, record.attempt
+        said = self._admission.answered(task, number)
+        over = said is not None or task in self._attempts or self._admission.stale(record)
+        if over:
+            yield _not_here(event.worker, task, number)
+            return
+        place = Place(record.pool, record.domain)
+        self._attempts[task] = Attempt(event.item, place, now, worker=event.worker)
+        self.places.take(place)
+        self.places.assign(event.worker)
+        self._count(record.pool, "adopted")
+        yield OpenJournal(event.item, adopted=True)
+
     def _opened(self, event: JournalOpened, now: float) -> Iterable[NodeAction]:
         attempt = self._find(event.task, event.attempt)
-        if attempt is not None and attempt.phase == "opening":
-            attempt.steps = list(event.steps)
+        if attempt is None or attempt.phase != "opening":
+            return
+        attempt.steps = list(event.steps)
+        if attempt.worker:
+            attempt.progress_at = now
+            attempt.move("running")
+            frame = RunResumed(task=event.task, attempt=event.attempt)
+            yield ToWorker(attempt.worker, frame)
+        else:
             attempt.move("waiting")
             yield from self._dispatch(attempt, now)
 
@@ -208,6 +233,11 @@ class Node:
             return
         if attempt.appending is not None:
             yield from self._give_back(attempt, "its worker sent two appends at once", now)
+            return
+        if event.steps and attempt.committed(event.steps):
+            # An agentd that died had appended them, and could not say so.
+            yield PublishEvents(attempt.item.record.origin, attempt.task, event.events)
+            yield ToWorker(event.worker, StepsAppended(task=event.task, attempt=event.attempt))
             return
         attempt.appending, attempt.events = event.steps, event.events
         yield AppendJournal(attempt.item, event.steps)
@@ -296,7 +326,8 @@ class Node:
     def _inventory(self, event: InventoryAsked, now: float) -> Iterable[NodeAction]:
         query = event.query
         absent = []
-        if not self._admission.stale_owner(query.shard, query.owner_epoch):
+        # Before it is registered the node does not know yet what it will adopt.
+        if self.epoch and not self._admission.stale_owner(query.shard, query.owner_epoch):
             for asked in query.held:
                 attempt = self._attempts.get(asked.task)
                 if attempt is not None and attempt.phase == "returning":

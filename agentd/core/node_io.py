@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from corefleet.messages.links import AttemptOver, FinishTask, StepsAppended
+from corefleet.messages.links import AttemptOver, FinishTask, RunResumed, StepsAppended
 from corefleet.messages.records import Step
 from corefleet.messages.wire import (
     AssignAnswer,
@@ -75,6 +75,13 @@ class Draining(msgspec.Struct, frozen=True):
 
 
 class Offered(msgspec.Struct, frozen=True):
+    item: Assignment
+
+
+class Adopted(msgspec.Struct, frozen=True):
+    """A worker runs an attempt that an earlier agentd accepted."""
+
+    worker: str
     item: Assignment
 
 
@@ -192,6 +199,7 @@ NodeEvent = (
     | EngineUsable
     | Draining
     | Offered
+    | Adopted
     | Dropped
     | InventoryAsked
     | JournalOpened
@@ -225,9 +233,13 @@ class AnswerInventory(msgspec.Struct, frozen=True):
 
 
 class OpenJournal(msgspec.Struct, frozen=True):
-    """Take the attempt's journal over and read what earlier attempts committed."""
+    """Take the attempt's journal over and read what earlier attempts committed.
+
+    `adopted`: the attempt is under way, and so is its journal.
+    """
 
     item: Assignment
+    adopted: bool = False
 
 
 class AppendJournal(msgspec.Struct, frozen=True):
@@ -260,7 +272,7 @@ class RunOn(msgspec.Struct, frozen=True):
 
 class ToWorker(msgspec.Struct, frozen=True):
     worker: str
-    frame: StepsAppended | AttemptOver
+    frame: StepsAppended | AttemptOver | RunResumed
 
 
 class PublishEvents(msgspec.Struct, frozen=True):

@@ -86,6 +86,12 @@ class Places:
         ready[worker] += 1
         return worker
 
+    def assign(self, worker: str) -> None:
+        """The worker has an attempt that was not given to it by `pick`."""
+        place = self._place_of.get(worker)
+        if place is not None:
+            self._workers[place][worker] += 1
+
     def add_worker(self, worker: str, place: Place) -> None:
         """A worker is ready, the youngest of its place."""
         self._workers.setdefault(place, {})[worker] = 0

@@ -124,7 +124,7 @@ class Supervision:
 
     def want(self, units: Mapping[UnitKey, tuple[int, object]], now: float) -> list[Action]:
         """Set what should run: for each unit how many, and with what version of it."""
-        actions: list[Action] = []
+        actions = self._strays()
         for key in [key for key in self._units if key not in units]:
             actions += self._leave(self._units.pop(key), "no longer wanted")
         for key, (wanted, version) in units.items():
@@ -137,6 +137,30 @@ class Supervision:
             unit.wanted = wanted
             actions += self._shrink(unit)
             actions += self._grow(unit, now)
+        return actions
+
+    def adopt(self, instance: str, key: UnitKey, version: object, now: float) -> None:
+        """Take in a process that an earlier agentd started; call it before `want`.
+
+        `want` keeps it if it wants such a one, and stops it otherwise.
+        """
+        unit = self._units.get(key)
+        if unit is None:
+            unit = self._units[key] = Unit(key, 0, version)
+        found = Instance(instance, key, now)
+        self._names[instance] = key
+        if unit.version == version:
+            unit.instances[instance] = found
+        else:
+            self._leaving[instance] = found
+
+    def _strays(self) -> list[Action]:
+        """Stop adopted processes of another version than their siblings."""
+        actions: list[Action] = []
+        for instance in self._leaving.values():
+            if instance.phase == "starting":
+                self._move(instance, "stopping")
+                actions.append(StopInstance(instance.name, instance.unit, "of another version"))
         return actions
 
     def ready(self, instance: str, now: float) -> None:
@@ -162,6 +186,17 @@ class Supervision:
         else:
             actions = []
         return [*actions, *self._grow(unit, now)] if unit is not None else actions
+
+    def drain(self, instance: str, reason: str, now: float) -> list[Action]:
+        """Stop the process politely and start another in its place, a worker's beside it."""
+        known = self._find(instance)
+        if known is None or instance in self._leaving:
+            return []
+        self._move(known, "stopping")
+        self._leaving[instance] = known
+        unit = self._units[known.unit]
+        del unit.instances[instance]
+        return [StopInstance(instance, known.unit, reason), *self._grow(unit, now)]
 
     def stuck(self, instance: str, reason: str) -> list[Action]:
         """The process lives and does not answer."""
@@ -243,7 +278,9 @@ class Supervision:
             return actions
         while len(unit.instances) < unit.wanted and unit.not_before <= now:
             self._serial += 1
-            name = f"{unit.key.name}-d{unit.key.domain}-{self._serial}"
+            # Never the name of an earlier agentd's process, which may still be there.
+            tag = f"{int(self._rng.random() * 16**6):06x}"
+            name = f"{unit.key.name}-d{unit.key.domain}-{self._serial}-{tag}"
             unit.instances[name] = Instance(name, unit.key, now)
             self._names[name] = unit.key
             actions.append(Start(name, unit.key))

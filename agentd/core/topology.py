@@ -1,4 +1,4 @@
-"""The machine: facts as probes found them, folded into a frozen model keyed by id. Pure."""
+"""The machine as a frozen model keyed by id; `fold` makes it of what the probes found. Pure."""
 
 from __future__ import annotations
 
@@ -6,29 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
-
-
-@dataclass(slots=True)
-class Facts:
-    """What the probes found so far. None: the machine does not say."""
-
-    arch: str = ""
-    features: tuple[str, ...] = ()
-    possible: tuple[int, ...] | None = None
-    online: tuple[int, ...] | None = None
-    allowed_cpus: tuple[int, ...] | None = None
-    """CPUs that our own cpuset and affinity leave us."""
-    allowed_nodes: tuple[int, ...] | None = None
-    """Nodes whose memory our own cpuset leaves us."""
-    node_cpus: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    node_memory: dict[int, int] = field(default_factory=dict)
-    node_distances: dict[int, dict[int, int]] = field(default_factory=dict)
-    total_memory: int = 0
-    siblings: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """By CPU: the CPUs of its core, itself among them."""
-    numa: bool = False
-    """Whether the kernel has NUMA nodes."""
-    warnings: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True, frozen=True)
@@ -55,6 +32,22 @@ class NumaNode:
     """By page size in kB."""
     statistics: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """numastat: `numa_hit`, `other_node` and so on, in pages."""
+    free_bytes: int | None = None
+    listed_by: Literal["cpulist", "cpumap", "cpuN links", ""] = ""
+    """Which of the node's files named its CPUs."""
+    mapped_cpus: tuple[int, ...] | None = None
+    """What its mask says where it disagrees with its list; None: they agree."""
+    distance_row: tuple[int, ...] = ()
+    """As printed; `distances` is empty when it does not fit the online nodes."""
+
+    @property
+    def kind(self) -> str:
+        """`cpu+memory`, `cpu only`, `memory only`, `neither`, or `cpu, memory unknown`."""
+        if self.memory_bytes is None:
+            return "cpu, memory unknown" if self.listed_cpus else "memory unknown"
+        if self.listed_cpus:
+            return "cpu+memory" if self.memory_bytes else "cpu only"
+        return "memory only" if self.memory_bytes else "neither"
 
 
 @dataclass(slots=True, frozen=True)
@@ -96,6 +89,15 @@ class CpuSets:
     nohz_full: tuple[int, ...] = ()
     allowed: tuple[int, ...] | None = None
     """What our cpuset and affinity leave us."""
+    allowed_nodes: tuple[int, ...] | None = None
+    """Nodes whose memory our cpuset leaves us."""
+    directories: tuple[int, ...] = ()
+    """CPUs that have a directory; some of them were never there."""
+    without_topology: tuple[int, ...] = ()
+    """Those of them that do not say where they sit: offline ones."""
+    online_from: str = "cpu/online"
+    files: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """The files' own words: `present`, `nohz_full`, `kernel_max` and so on."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -130,6 +132,12 @@ class ControlGroups:
     controllers: tuple[str, ...] = ()
     own: str = ""
     """Our own group's path below the mount."""
+    kind: Literal["v1", "v2", "cpuset", ""] = ""
+    """Which hierarchy holds our cpuset; `cpuset` is the filesystem older than cgroups."""
+    mount: str = ""
+    """Where that one is mounted, without the leading slash."""
+    limits: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Our cpuset's files that restrict us, e.g. `cpuset.cpus.effective`: `0-5`."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -174,6 +182,15 @@ class Topology:
     pressure: tuple[str, ...] = ()
     """Which of cpu, memory, io the kernel gives pressure stall information for."""
     systemd: bool = False
+    node_files: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """The words of node/online, possible, has_cpu and so on."""
+    cpu_names: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    """cpuinfo's `model name`, `CPU part` and so on, each with its distinct values."""
+    cpuinfo_processors: int = 0
+    capacities: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    """By online CPU: 0 to 1024, relative to the fastest; empty where nobody says."""
+    midrs: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+    """By online CPU: ARM's main id register, as the kernel writes it."""
 
     def cores(self, cpus: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """Return `cpus` grouped by physical core, in order of each core's first CPU."""
@@ -194,97 +211,5 @@ class Overrides:
 
     cpus: tuple[int, ...] = ()
     domains: tuple[int, ...] = ()
-
-
-def fold(facts: Facts, overrides: Overrides) -> Topology:
-    """Return the model of the machine; nonsense is reported in `warnings` and survived.
-
-    A machine that names no NUMA nodes is one domain 0.
-    """
-    warnings = list(facts.warnings)
-    online = facts.online or facts.possible or tuple(sorted(facts.siblings)) or (0,)
-    usable = set(online)
-    for what, given in (("our cpuset", facts.allowed_cpus), ("`cpus`", overrides.cpus or None)):
-        if given is None:
-            continue
-        if usable.isdisjoint(given):
-            warnings.append(f"{what} names no CPU that is online and allowed: ignored")
-        else:
-            usable &= set(given)
-    node_cpus = _each_cpu_once(facts, online, warnings)
-    domains = {}
-    for node, cpus in sorted(node_cpus.items()):
-        mine = tuple(cpu for cpu in cpus if cpu in usable)
-        if not mine or (overrides.domains and node not in overrides.domains):
-            continue
-        if facts.numa and facts.allowed_nodes is not None and node not in facts.allowed_nodes:
-            warnings.append(f"domain {node}: our cpuset does not allow its memory; not used")
-            continue
-        domains[node] = Domain(
-            domain=node,
-            cpus=mine,
-            memory_bytes=facts.node_memory.get(node, 0)
-            or (facts.total_memory if len(node_cpus) == 1 else 0),
-            distances=MappingProxyType(dict(facts.node_distances.get(node, {}))),
-        )
-    warnings.extend(
-        f"domain {node}: not on this machine, or without a CPU that may be used"
-        for node in overrides.domains
-        if node not in domains
-    )
-    kept = {cpu for domain in domains.values() for cpu in domain.cpus}
-    return Topology(
-        domains=MappingProxyType(domains),
-        siblings=MappingProxyType(_consistent_siblings(facts, kept, node_cpus, warnings)),
-        possible=facts.possible or online,
-        online=online,
-        arch=facts.arch,
-        features=facts.features,
-        numa=facts.numa,
-        warnings=tuple(warnings),
-    )
-
-
-def _each_cpu_once(
-    facts: Facts, online: tuple[int, ...], warnings: list[str]
-) -> dict[int, tuple[int, ...]]:
-    """Give each online CPU to one node: to the first that lists it, or to the lowest."""
-    owner: dict[int, int] = {}
-    for node, cpus in sorted(facts.node_cpus.items()):
-        twice = [cpu for cpu in cpus if cpu in owner]
-        if twice:
-            warnings.append(f"domain {node}: CPU {twice[0]} is also in domain {owner[twice[0]]}")
-        for cpu in cpus:
-            owner.setdefault(cpu, node)
-    strays = [cpu for cpu in online if cpu not in owner]
-    if strays and owner:
-        warnings.append(f"CPU {strays[0]} is online and in no domain: put into the lowest one")
-    lowest = min(owner.values(), default=0)
-    found: dict[int, list[int]] = {}
-    for cpu in online:
-        found.setdefault(owner.get(cpu, lowest), []).append(cpu)
-    return {node: tuple(cpus) for node, cpus in found.items()}
-
-
-def _consistent_siblings(
-    facts: Facts, kept: set[int], node_cpus: dict[int, tuple[int, ...]], warnings: list[str]
-) -> dict[int, tuple[int, ...]]:
-    """Return siblings that name each other and share a node; others count as own cores."""
-    node_of = {cpu: node for node, cpus in node_cpus.items() for cpu in cpus}
-    result = {}
-    odd = []
-    for cpu in sorted(kept):
-        core = tuple(c for c in facts.siblings.get(cpu, (cpu,)) if c in node_of)
-        agree = cpu in core and all(
-            cpu in facts.siblings.get(other, ()) and node_of[other] == node_of[cpu]
-            for other in core
-            if other != cpu
-        )
-        if not agree:
-            odd.append(cpu)
-        result[cpu] = core if agree else (cpu,)
-    if odd:
-        # A core must be seen the same from each of its threads.
-        result = {c: (c,) if any(o in odd for o in core) else core for c, core in result.items()}
-        warnings.append(f"CPU {odd[0]}: its siblings do not name it: counted as a core of its own")
-    return result
+    isolated: bool = False
+    """Use CPUs that the kernel keeps free of other work (isolcpus), too."""

@@ -18,11 +18,20 @@ class Heart:
     """When agentd's loop last gave a sign of life."""
     load: LoadVector = field(default_factory=LoadVector)
     number: int = 0
+    _met: bool = False
+
+    def meet(self) -> None:
+        """An agentd came: its statuses count from one again."""
+        self._met = True
 
     def hear(self, status: Status, now: float) -> None:
         """Take agentd's status in."""
-        if status.number != self.status.number:
+        if self._met or status.number != self.status.number:
             self.heard_at = now
+        if self._met and not status.epoch:
+            # Until the new agentd is registered, the node stands as it stood.
+            return
+        self._met = False
         self.status = status
 
     def beat(self, now: float, wall_ms: int) -> Heartbeat | None:
@@ -39,6 +48,7 @@ class Heart:
             number=self.number,
             sent_ms=wall_ms,
             loop_age_s=now - self.heard_at,
+            restart_grace_s=status.restart_grace_s,
             load=self.load,
             running=status.running,
             queued=status.queued,

@@ -1,4 +1,7 @@
-"""What agentd writes to its heartbeat program: lines of JSON, a Setup, then Statuses."""
+"""What agentd and its heartbeat program tell each other in lines of JSON.
+
+agentd: a Setup, then Statuses. The program: a Word when NATS is reached, then one a second.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +39,19 @@ class Status(msgspec.Struct, frozen=True, omit_defaults=True):
     queued: int = 0
     slots: tuple[SlotUse, ...] = ()
     slow: tuple[SlowTask, ...] = ()
+    memory_bandwidth: float = 0.0
+    """Share of the fullest domain's memory bandwidth in use."""
+    restart_grace_s: float = 0.0
+    """agentd ends to be started again, and expects to be back within this."""
 
 
-def line_of(message: Setup | Status) -> bytes:
+class Word(msgspec.Struct, frozen=True):
+    """The program has reached NATS, and has sent so many beats since its last word."""
+
+    sent: int = 0
+
+
+def line_of(message: Setup | Status | Word) -> bytes:
     return msgspec.json.encode(message) + b"\n"
 
 

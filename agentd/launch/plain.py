@@ -13,19 +13,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import IO
 
 import structlog
 
 from agentd.core.cpulist import format_list
 from agentd.hostfs import HostFs
+from agentd.launch.binder import Binder, becomes_command, bind_threads, find_binder
 from agentd.launch.protocol import ExitStatus, LaunchSpec
 from agentd.launch.verify import wrong_binding
 from corefleet.errors import Incompatible, LaunchFailed
 
 _EXEC_S = 5.0
-_LOOK_EVERY_S = 0.002
 _TRIAL_S = 5.0
 _LAST_WORDS_BYTES = 4096
 
@@ -80,16 +79,14 @@ class PlainProcess:
         if self._ended.done():
             return None
         spec = self.spec
-        return wrong_binding(self._host, self.pid, spec.cpus, spec.domain, self._memory)
+        # A large process has a long numa_maps.
+        wrong = await asyncio.to_thread(
+            wrong_binding, self._host, self.pid, spec.cpus, spec.nodes, self._memory
+        )
+        return None if self._ended.done() else wrong
 
     async def rebind(self) -> None:
-        try:
-            for thread in self._host.names(f"proc/{self.pid}/task"):
-                with contextlib.suppress(ProcessLookupError):
-                    os.sched_setaffinity(int(thread), self.spec.cpus)
-        except OSError as error:
-            cpus = format_list(self.spec.cpus)
-            raise LaunchFailed(f"{self.name}: cannot be bound to CPUs {cpus}: {error}") from error
+        bind_threads(self._host, self.pid, self.spec)
 
     def _reap(self) -> None:
         # What it started must not outlive it; the zombie still holds the group's number.
@@ -103,24 +100,10 @@ class PlainProcess:
             self._ended.set_result(status)
 
 
-@dataclass(slots=True, frozen=True)
-class _Binder:
-    """How processes are bound here; `memory`: their memory too."""
-
-    program: str
-    memory: bool
-
-    def command(self, cpus: Sequence[int], domain: int) -> tuple[str, ...]:
-        where = format_list(cpus)
-        if self.memory:
-            return (self.program, f"--physcpubind={where}", f"--membind={domain}")
-        return (self.program, "-c", where)
-
-
 class PlainLauncher:
     """Starts processes with numactl. Made by `find`."""
 
-    def __init__(self, host: HostFs, binder: _Binder, unisolated: tuple[str, ...]) -> None:
+    def __init__(self, host: HostFs, binder: Binder, unisolated: tuple[str, ...]) -> None:
         self._host = host
         self._binder = binder
         self._mortal = _die_with_parent()
@@ -135,27 +118,22 @@ class PlainLauncher:
         Where the kernel has no NUMA support memory is not bound, and `unisolated` says so.
         Raises Incompatible when numactl is missing, or when `require_numa` cannot be met.
         """
-        numactl = shutil.which("numactl")
-        if numactl is None:
-            raise Incompatible("numactl is not on PATH; install the package numactl")
-        binder = _Binder(numactl, memory=True)
-        refusal = await _try(binder.command(cpus, domain))
+        binder = find_binder(memory=True)
+        refusal = await _try(binder.command(cpus, (domain,)))
         if refusal is None:
             return cls(host, binder, ())
         line = f"memory is not bound to its domain: numactl says: {refusal}"
         if require_numa:
             raise Incompatible(f"`require` has numa-binding, but {line}")
-        taskset = shutil.which("taskset")
-        if taskset is None:
-            raise Incompatible(f"{line}; and taskset is not on PATH; install util-linux")
-        binder = _Binder(taskset, memory=False)
-        refusal = await _try(binder.command(cpus, domain))
+        binder = find_binder(memory=False)
+        refusal = await _try(binder.command(cpus, (domain,)))
         if refusal is not None:
             raise Incompatible(f"CPUs {format_list(cpus)} cannot be bound: {refusal}")
         return cls(host, binder, (line,))
 
     async def start(self, spec: LaunchSpec) -> PlainProcess:
-        command = (*self._mortal, *self._binder.command(spec.cpus, spec.domain), *spec.command)
+        binder = self._binder.command(spec.cpus, spec.nodes)
+        command = (*self._mortal, *_environment(spec), *binder, *spec.command)
         with _output(spec) as output:
             try:
                 # Not from a thread: the parent that PR_SET_PDEATHSIG watches is the thread.
@@ -170,10 +148,8 @@ class PlainLauncher:
                 raise LaunchFailed(f"{spec.name}: {command[0]}: {error}") from error
         process = PlainProcess(spec, popen, self._host, self._binder.memory)
         try:
-            await self._becomes_command(process, spec)
-            wrong = wrong_binding(
-                self._host, process.pid, spec.cpus, spec.domain, self._binder.memory
-            )
+            await becomes_command(self._host, process, spec.command, _EXEC_S)
+            wrong = await process.drift()
             if wrong is not None:
                 raise LaunchFailed(f"{spec.name}: not bound: {wrong}")
         except BaseException:  # whatever ended this, an unbound process must not go on
@@ -196,27 +172,11 @@ class PlainLauncher:
     def outlives(self) -> bool:
         return False
 
-    async def _becomes_command(self, process: PlainProcess, spec: LaunchSpec) -> None:
-        """Wait until setpriv and numactl have done their work and exec'd the command."""
-        ended = asyncio.ensure_future(process.wait())
-        try:
-            async with asyncio.timeout(_EXEC_S):
-                while not ended.done():
-                    if _is_command(self._host.command_line(process.pid), spec.command):
-                        return
-                    await asyncio.wait((ended,), timeout=_LOOK_EVERY_S)
-        except TimeoutError:
-            raise LaunchFailed(f"{spec.name}: not started after {_EXEC_S} s") from None
-        finally:
-            ended.cancel()
-        said = process.last_words()
-        status = await process.wait()
-        raise LaunchFailed(f"{spec.name}: ended at once: {status}{f': {said}' if said else ''}")
 
-
-def _is_command(line: tuple[str, ...] | None, command: tuple[str, ...]) -> bool:
-    """Whether a process runs `command` itself; a script's interpreter may stand before it."""
-    return line is not None and line[-len(command) :] == command and len(line) <= len(command) + 1
+def _environment(spec: LaunchSpec) -> tuple[str, ...]:
+    """Return what adds to the inherited environment; env(1) execs."""
+    added = (f"{name}={value}" for name, value in spec.environment.items())
+    return ("env", *added) if spec.environment else ()
 
 
 def _output(spec: LaunchSpec) -> IO[bytes]:

@@ -14,7 +14,7 @@ ServiceClass = Literal["engine", "online", "batch"]
 
 
 class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A process to start, bound to `cpus` and to the memory of `domain`.
+    """A process to start, bound to `cpus` and to the memory of `nodes`.
 
     A launcher whose processes outlive agentd keeps the spec (as JSON) beside the process and
     gives it back on adoption: `unit` and `version` are the supervisor's, not the launcher's.
@@ -25,6 +25,8 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     command: tuple[str, ...]
     cpus: tuple[int, ...]
     domain: int
+    memory_nodes: tuple[int, ...] = ()
+    """Nodes that its memory comes from; (): its domain's."""
     service_class: ServiceClass = "online"
     kind: str = "worker"
     """`worker`, `engine` or another program of ours; names its unit and its log lines."""
@@ -45,6 +47,11 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Added to what the launcher gives."""
     log: Path | None = None
     """Takes its stdout and stderr where there is no journal; None: agentd's stderr."""
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """Nodes that its memory comes from."""
+        return self.memory_nodes or (self.domain,)
 
 
 class ExitStatus(msgspec.Struct, frozen=True):

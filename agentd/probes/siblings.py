@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from agentd.core.topology import Facts
+from agentd.core.fold import Facts
 from agentd.hostfs import HostFs
-from agentd.probes.lists import list_in
+from agentd.probes.groups import candidates, members_of
 
-_FILES = ("core_cpus_list", "thread_siblings_list")
+_FILES = ("core_cpus", "thread_siblings")
 
 
 def probe(host: HostFs, facts: Facts) -> None:
-    """Fill `siblings` for each online CPU."""
+    """Fill `siblings` for each online CPU: each is asked, for some contradict each other."""
+    online = set(facts.online or ())
+    files = candidates(_FILES)
     for cpu in facts.online or ():
-        base = f"sys/devices/system/cpu/cpu{cpu}/topology"
-        for name in _FILES:
-            text = host.read(f"{base}/{name}")
-            if text is not None:
-                facts.siblings[cpu] = list_in(text, f"{base}/{name}", facts) or (cpu,)
-                break
-        else:
-            facts.siblings[cpu] = (cpu,)
+        core = members_of(host, facts, cpu, files)
+        facts.siblings[cpu] = tuple(c for c in core if c in online) or (cpu,)

@@ -20,6 +20,7 @@ from agentd.worker.attempt import Attempt
 from agentd.worker.engine_client import EngineClient
 from agentd.worker.order import watch_tasks
 from agentd.worker.pool import LoadedPool, load_pool
+from agentd.worker.uplink import Uplink
 from corefleet import event_loop, logs
 from corefleet.config import LogConfig
 from corefleet.errors import ConfigError, Incompatible, Unavailable
@@ -32,14 +33,17 @@ from corefleet.messages.links import (
     MessageSent,
     Ping,
     ReturnTask,
+    RunResumed,
     RunTask,
     SendMessage,
     StepsAppended,
     Stop,
     Welcome,
+    WelcomeBack,
     WorkerAlive,
     WorkerHello,
 )
+from corefleet.messages.wire import Assignment
 
 EXIT_NOT_LOADED = 3
 """Exit code when the pool's agent or a tool cannot be loaded: another start would not help."""
@@ -55,19 +59,22 @@ _log = structlog.get_logger(__name__)
 class Worker:
     """One end of a worker's link: turns agentd's messages into attempts.
 
-    Made with what Welcome says; `run` ends when agentd is gone or told it to stop.
+    Made with what Welcome says; `run` ends when agentd told it to stop, or is gone and no
+    other one came. `name` and `path` are for that other one.
     """
 
     def __init__(
         self,
         link: Link[AgentdToWorker],
+        name: str,
+        path: Path,
         welcome: Welcome,
         pool: LoadedPool,
         engine: EngineClient | None,
     ) -> None:
         self.node = welcome.node
         self.engine = engine
-        self._link = link
+        self._uplink = Uplink(link, path, name, welcome.orphan_s, self._held)
         self._pool = pool
         self._attempts: dict[tuple[str, int], Attempt] = {}
         self._running: set[asyncio.Task[None]] = set()
@@ -101,8 +108,7 @@ class Worker:
 
     def send(self, message: Frame) -> None:
         """See turn.Services."""
-        if not self._link.closed:
-            self._link.send(message)
+        self._uplink.send(message)
 
     async def submit(self, pool: str, session: str, request_id: str, text: str) -> MessageSent:
         """See turn.Services."""
@@ -122,11 +128,12 @@ class Worker:
     def stop(self, reason: str, grace_s: float) -> None:
         """Give back what runs, at its next step; what does not reach one in time, as it is."""
         if self._stopping is None:
+            self._uplink.stop_looking()
             _log.info("Stopping", reason=reason, tasks=len(self._attempts), grace_s=grace_s)
             self._stopping = asyncio.get_running_loop().create_task(self._stop(reason, grace_s))
 
     async def _receive(self) -> None:
-        async for batch in self._link:
+        async for batch in self._uplink.frames():
             for message in batch:
                 self._handle(message)
 
@@ -150,6 +157,8 @@ class Worker:
                 self.stop(reason, grace_s)
             case Welcome():
                 _log.warning("Welcome came twice; the first one counts", node=message.node)
+            case WelcomeBack() | RunResumed():
+                pass  # the uplink's
 
     def _start(self, run: RunTask) -> None:
         key = (run.record.task, run.record.attempt)
@@ -188,12 +197,16 @@ class Worker:
             self.send(ReturnTask(task=task, attempt=number, reason=f"{reason}: grace is over"))
         self._emptied.set()
 
+    def _held(self) -> tuple[Assignment, ...]:
+        return tuple(attempt.assignment for attempt in self._attempts.values())
+
     async def _end(self, tasks: Sequence[asyncio.Task[Any]]) -> None:
         for attempt in self._attempts.values():
             attempt.drop("the worker ends")
         for task in tasks:
             task.cancel()
         await asyncio.wait([*self._running, *tasks], timeout=END_S)
+        await self._uplink.close()
         self._pool.toolbox.threads.close()
 
 
@@ -221,7 +234,7 @@ async def serve(socket: Path, name: str) -> None:
         # What was loaded stays for good: no collection need look at it again.
         gc.freeze()
         engine = EngineClient(Path(welcome.engine_socket)) if welcome.engine_socket else None
-        worker = Worker(link, welcome, pool, engine)
+        worker = Worker(link, name, socket, welcome, pool, engine)
         loop.add_signal_handler(signal.SIGTERM, worker.stop, "SIGTERM", TERMINATE_GRACE_S)
         # Ctrl-C in a foreground fleet reaches every process; agentd says when to stop.
         loop.add_signal_handler(signal.SIGINT, lambda: None)

@@ -17,6 +17,7 @@ from corefleet import errors
 from corefleet.errors import InferFailed, InvalidInput, ToolFailed
 from corefleet.messages.links import FinishTask, ReturnTask, RunTask
 from corefleet.messages.records import Failure, FailureCode, SessionState, Turn
+from corefleet.messages.wire import Assignment
 
 MAX_OUTPUT_BYTES = 256 * 1024
 _MAX_MESSAGE = 2000
@@ -52,6 +53,18 @@ class Attempt:
         self._verdict: Failure | Returned | Dropped | None = None
         self._in_agent = False
         self.task: asyncio.Task[None] | None = None
+
+    @property
+    def assignment(self) -> Assignment:
+        """What another agentd needs to carry this attempt on."""
+        run = self._run
+        return Assignment(
+            record=run.record,
+            revision=run.revision,
+            create_seq=run.create_seq,
+            head=run.head,
+            head_revision=run.head_revision,
+        )
 
     @property
     def over(self) -> bool:

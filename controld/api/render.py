@@ -185,6 +185,7 @@ def node(status: NodeStatus) -> fleet_pb2.Node:
         beat_age_ms=int(status.beat_age_s * 1000),
         version=registration.version,
         warnings=registration.warnings,
+        isolation=registration.isolation,
     )
     for domain in registration.domains:
         made.domains.add(

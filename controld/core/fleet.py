@@ -49,6 +49,8 @@ class FleetDelta:
 
     gone: list[Gone] = field(default_factory=list)
     stuck: list[Stuck] = field(default_factory=list)
+    resumed: list[str] = field(default_factory=list)
+    """Nodes whose agentd started anew within its epoch."""
     capacity: bool = False
 
 
@@ -216,6 +218,8 @@ class Fleet:
                 delta.gone.append(Gone(fresh.name, fresh.gone_epoch, reason))
             self._mark_lost(fresh, self._lost.get(fresh.name, 0), "found lost", delta)
             return delta
+        if registration.started_ms != node.registration.started_ms:
+            delta.resumed.append(node.name)
         node.registration = registration
         for slot in node.slots.values():
             offers = self._offers[slot.pool]

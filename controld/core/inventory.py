@@ -64,6 +64,15 @@ class Inventory:
         self._due = [(now, node) for node in self._nodes]
         heapq.heapify(self._due)
 
+    def ask(self, node: str, now: float) -> None:
+        """Ask one node at the next `due`: its agentd started anew."""
+        attempts = self._nodes.get(node)
+        if attempts is not None:
+            attempts.asked_at = 0.0
+            self._due = [entry for entry in self._due if entry[1] != node]
+            self._due.append((now, node))
+            heapq.heapify(self._due)
+
     def due(self, now: float) -> Iterator[NodeAttempts]:
         """Yield the nodes to be asked now, and plan their next time."""
         while self._due and self._due[0][0] <= now:

@@ -32,6 +32,9 @@ _REPEAT_S = 1.0
 _PROBE_PATIENCE = 4.0
 """Probe time-outs after which a probe without an answer is given up."""
 
+MOST_ANNOUNCED_S = 60.0
+"""An announced restart of agentd may take as long."""
+
 
 @dataclass(slots=True, frozen=True)
 class LivenessTimes:
@@ -42,8 +45,11 @@ class LivenessTimes:
     probe_timeout_s: float = 0.15
     cut_after_s: float = 3.0
     digest_interval_s: float = 0.25
+    loop_late_s: float = 1.0
+    """A node whose main loop is older than this is given nothing new."""
     loop_grace_s: float = 5.0
-    """A beat whose sender's main loop is older than this is no sign of life."""
+    """A beat whose sender's main loop is older than this is no sign of life, unless a restart
+    was announced: then it may take as long as announced."""
 
 
 class _Watched:
@@ -170,9 +176,11 @@ class RackLiveness:
         if node.beat is not None and beat.number <= node.beat.number:
             return
         node.beat = beat
-        if beat.loop_age_s < self._times.loop_grace_s:
+        times = self._times
+        announced_s = min(beat.restart_grace_s, MOST_ANNOUNCED_S)
+        if beat.loop_age_s < max(times.loop_grace_s, announced_s):
             node.restart(now)
-            node.state = "ready"
+            node.state = "ready" if beat.loop_age_s < times.loop_late_s else "suspect"
 
     def _on_tick(self, now: float, wall_ms: int, out: list[LivenessAction]) -> None:
         if not self._connected:

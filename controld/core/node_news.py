@@ -11,6 +11,7 @@ from controld.core.shard_io import (
     AttemptStuck,
     InventoryAnswered,
     NodeGone,
+    NodeResumed,
     QueryInventory,
 )
 from controld.core.shard_state import ShardState
@@ -87,6 +88,12 @@ class NodeNews:
     def node_gone(self, event: NodeGone) -> None:
         """Take all attempts from a node at once, so that their writes go out together."""
         self._leave_node(event.node, event.node_epoch, event.reason)
+
+    def node_resumed(self, event: NodeResumed) -> None:
+        """Ask the node at once what it has: what its new agentd did not adopt is requeued."""
+        state = self._state
+        state.inventory.ask(event.node, state.now)
+        self.ask_inventories()
 
     def inventory(self, event: InventoryAnswered) -> None:
         """Take away what the node does not have; online first."""

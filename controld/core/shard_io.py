@@ -120,12 +120,18 @@ class AttemptReturned(msgspec.Struct, frozen=True, gc=False):
 
 
 class NodeGone(msgspec.Struct, frozen=True, gc=False):
-    """The rack owner's verdict, a newer epoch that adopted nothing, or a level check."""
+    """The rack owner's verdict, a newer epoch, or a level check."""
 
     node: str
     node_epoch: int
     """Attempts at this epoch or an older one are gone."""
     reason: str
+
+
+class NodeResumed(msgspec.Struct, frozen=True, gc=False):
+    """The node's agentd started anew within its epoch: it may have forgotten attempts."""
+
+    node: str
 
 
 class AttemptStuck(msgspec.Struct, frozen=True, gc=False):
@@ -173,6 +179,7 @@ Event = (
     | AssignUnanswered
     | AttemptReturned
     | NodeGone
+    | NodeResumed
     | AttemptStuck
     | InventoryAnswered
     | CancelRequested

@@ -19,7 +19,7 @@ from corefleet.messages.records import (
     TaskRecord,
     Turn,
 )
-from corefleet.messages.wire import TaskEvent
+from corefleet.messages.wire import Assignment, TaskEvent
 
 LINK_VERSION = 1
 MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -38,6 +38,8 @@ class WorkerHello(Frame, frozen=True, tag="hello"):
     version: int
     worker: str
     pid: int
+    held: tuple[Assignment, ...] = ()
+    """What it runs for an agentd that is no more; then the answer is WelcomeBack."""
 
 
 class AppendSteps(Frame, frozen=True, tag="append"):
@@ -110,6 +112,19 @@ class Welcome(Frame, frozen=True, tag="welcome"):
     engine_socket: str = ""
     active: bool = True
     """False: a spare, which warms up and waits for its first RunTask."""
+    orphan_s: float = 0.0
+    """How long the worker goes on without agentd and looks for the next one; 0: not at all."""
+
+
+class WelcomeBack(Frame, frozen=True, tag="back"):
+    """The worker is known; each attempt that it holds is answered by RunResumed or AttemptOver."""
+
+
+class RunResumed(Frame, frozen=True, tag="resumed"):
+    """This agentd carries the attempt on: send again what was not answered."""
+
+    task: str
+    attempt: int
 
 
 class RunTask(Frame, frozen=True, tag="run"):
@@ -118,6 +133,10 @@ class RunTask(Frame, frozen=True, tag="run"):
     record: TaskRecord
     head: SessionHead | None = None
     journal: tuple[Step, ...] = ()
+    revision: int = 0
+    create_seq: int = 0
+    head_revision: int = 0
+    """With `revision` and `create_seq` what the next agentd needs to carry the attempt on."""
 
 
 class StepsAppended(Frame, frozen=True, tag="appended"):
@@ -154,7 +173,17 @@ class Stop(Frame, frozen=True, tag="stop"):
 WorkerToAgentd = (
     WorkerHello | AppendSteps | FinishTask | ReturnTask | EmitEvents | SendMessage | WorkerAlive
 )
-AgentdToWorker = Welcome | RunTask | StepsAppended | AttemptOver | MessageSent | Ping | Stop
+AgentdToWorker = (
+    Welcome
+    | WelcomeBack
+    | RunTask
+    | RunResumed
+    | StepsAppended
+    | AttemptOver
+    | MessageSent
+    | Ping
+    | Stop
+)
 
 
 # worker -> engine

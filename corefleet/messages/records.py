@@ -263,6 +263,8 @@ class NodeRegistration(Record, frozen=True):
     version: str = ""
     started_ms: int = 0
     warnings: tuple[str, ...] = ()
+    isolation: tuple[str, ...] = ()
+    """One line for each kind of isolation: what is active, and why not a better one."""
     draining: bool = False
 
 
@@ -317,3 +319,5 @@ class PoolSpec(Record, frozen=True):
     """Submissions a second over the whole cluster; 0 is no limit."""
     burst: int = 0
     history_turns: int = 16
+    worker_memory_bytes: int = 0
+    """Most memory that one worker process may have; 0: its share of the domain."""

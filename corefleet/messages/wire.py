@@ -60,6 +60,8 @@ class Heartbeat(Message, frozen=True):
     sent_ms: int = 0
     loop_age_s: float = 0.0
     """Age of the newest answer of agentd's main loop."""
+    restart_grace_s: float = 0.0
+    """agentd announced that it restarts, and asks for so long; 0: it did not."""
     load: LoadVector = LoadVector()
     running: int = 0
     queued: int = 0

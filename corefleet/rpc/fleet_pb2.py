@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63orefleet/v1/fleet.proto\x12\x0c\x63orefleet.v1\"\x12\n\x10ListNodesRequest\"3\n\x0eListNodesReply\x12!\n\x05nodes\x18\x01 \x03(\x0b\x32\x12.corefleet.v1.Node\"\xf0\x01\n\x04Node\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04rack\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0c\n\x04\x61rch\x18\x05 \x01(\t\x12%\n\x07\x64omains\x18\x06 \x03(\x0b\x32\x14.corefleet.v1.Domain\x12 \n\x04load\x18\x07 \x01(\x0b\x32\x12.corefleet.v1.Load\x12\x0f\n\x07running\x18\x08 \x01(\r\x12\x0e\n\x06queued\x18\t \x01(\r\x12\x13\n\x0b\x62\x65\x61t_age_ms\x18\n \x01(\r\x12\x0f\n\x07version\x18\x0b \x01(\t\x12\x10\n\x08warnings\x18\x0c \x03(\t\"`\n\x06\x44omain\x12\x0e\n\x06\x64omain\x18\x01 \x01(\x05\x12\x0c\n\x04\x63pus\x18\x02 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x04\x12\"\n\x05slots\x18\x04 \x03(\x0b\x32\x13.corefleet.v1.Slots\"2\n\x05Slots\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\r\n\x05total\x18\x02 \x01(\r\x12\x0c\n\x04used\x18\x03 \x01(\r\"_\n\x04Load\x12\x0b\n\x03\x63pu\x18\x01 \x01(\x01\x12\x18\n\x10memory_bandwidth\x18\x02 \x01(\x01\x12\x0e\n\x06memory\x18\x03 \x01(\x01\x12\x0f\n\x07network\x18\x04 \x01(\x01\x12\x0f\n\x07storage\x18\x05 \x01(\x01\"\x12\n\x10ListPoolsRequest\"3\n\x0eListPoolsReply\x12!\n\x05pools\x18\x01 \x03(\x0b\x32\x12.corefleet.v1.Pool\"\x89\x01\n\x04Pool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tspec_toml\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\x04\x12\r\n\x05model\x18\x04 \x01(\t\x12\r\n\x05\x61gent\x18\x05 \x01(\t\x12\x12\n\npool_class\x18\x06 \x01(\t\x12\r\n\x05tools\x18\x07 \x03(\t\x12\r\n\x05slots\x18\x08 \x01(\r\"3\n\x10\x41pplyPoolRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tspec_toml\x18\x02 \x01(\t\"\x1e\n\x0e\x45xplainRequest\x12\x0c\n\x04task\x18\x01 \x01(\t\"f\n\x0c\x45xplainReply\x12\x0c\n\x04task\x18\x01 \x01(\t\x12\x0e\n\x06\x63hosen\x18\x02 \x01(\t\x12\x0b\n\x03why\x18\x03 \x01(\t\x12+\n\ncandidates\x18\x04 \x03(\x0b\x32\x17.corefleet.v1.Candidate\"X\n\tCandidate\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0e\n\x06\x64omain\x18\x02 \x01(\x05\x12\x10\n\x08\x65ligible\x18\x03 \x01(\x08\x12\r\n\x05score\x18\x04 \x01(\x01\x12\x0c\n\x04line\x18\x05 \x01(\t\"\x16\n\x14ListControldsRequest\"?\n\x12ListControldsReply\x12)\n\tcontrolds\x18\x01 \x03(\x0b\x32\x16.corefleet.v1.Controld\"L\n\x08\x43ontrold\x12\x10\n\x08\x63ontrold\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0e\n\x06shards\x18\x03 \x03(\r\x12\r\n\x05racks\x18\x04 \x03(\t2\xfa\x02\n\x05\x46leet\x12I\n\tListNodes\x12\x1e.corefleet.v1.ListNodesRequest\x1a\x1c.corefleet.v1.ListNodesReply\x12I\n\tListPools\x12\x1e.corefleet.v1.ListPoolsRequest\x1a\x1c.corefleet.v1.ListPoolsReply\x12?\n\tApplyPool\x12\x1e.corefleet.v1.ApplyPoolRequest\x1a\x12.corefleet.v1.Pool\x12\x43\n\x07\x45xplain\x12\x1c.corefleet.v1.ExplainRequest\x1a\x1a.corefleet.v1.ExplainReply\x12U\n\rListControlds\x12\".corefleet.v1.ListControldsRequest\x1a .corefleet.v1.ListControldsReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63orefleet/v1/fleet.proto\x12\x0c\x63orefleet.v1\"\x12\n\x10ListNodesRequest\"3\n\x0eListNodesReply\x12!\n\x05nodes\x18\x01 \x03(\x0b\x32\x12.corefleet.v1.Node\"\x83\x02\n\x04Node\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04rack\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0c\n\x04\x61rch\x18\x05 \x01(\t\x12%\n\x07\x64omains\x18\x06 \x03(\x0b\x32\x14.corefleet.v1.Domain\x12 \n\x04load\x18\x07 \x01(\x0b\x32\x12.corefleet.v1.Load\x12\x0f\n\x07running\x18\x08 \x01(\r\x12\x0e\n\x06queued\x18\t \x01(\r\x12\x13\n\x0b\x62\x65\x61t_age_ms\x18\n \x01(\r\x12\x0f\n\x07version\x18\x0b \x01(\t\x12\x10\n\x08warnings\x18\x0c \x03(\t\x12\x11\n\tisolation\x18\r \x03(\t\"`\n\x06\x44omain\x12\x0e\n\x06\x64omain\x18\x01 \x01(\x05\x12\x0c\n\x04\x63pus\x18\x02 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x04\x12\"\n\x05slots\x18\x04 \x03(\x0b\x32\x13.corefleet.v1.Slots\"2\n\x05Slots\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\r\n\x05total\x18\x02 \x01(\r\x12\x0c\n\x04used\x18\x03 \x01(\r\"_\n\x04Load\x12\x0b\n\x03\x63pu\x18\x01 \x01(\x01\x12\x18\n\x10memory_bandwidth\x18\x02 \x01(\x01\x12\x0e\n\x06memory\x18\x03 \x01(\x01\x12\x0f\n\x07network\x18\x04 \x01(\x01\x12\x0f\n\x07storage\x18\x05 \x01(\x01\"\x12\n\x10ListPoolsRequest\"3\n\x0eListPoolsReply\x12!\n\x05pools\x18\x01 \x03(\x0b\x32\x12.corefleet.v1.Pool\"\x89\x01\n\x04Pool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tspec_toml\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\x04\x12\r\n\x05model\x18\x04 \x01(\t\x12\r\n\x05\x61gent\x18\x05 \x01(\t\x12\x12\n\npool_class\x18\x06 \x01(\t\x12\r\n\x05tools\x18\x07 \x03(\t\x12\r\n\x05slots\x18\x08 \x01(\r\"3\n\x10\x41pplyPoolRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tspec_toml\x18\x02 \x01(\t\"\x1e\n\x0e\x45xplainRequest\x12\x0c\n\x04task\x18\x01 \x01(\t\"f\n\x0c\x45xplainReply\x12\x0c\n\x04task\x18\x01 \x01(\t\x12\x0e\n\x06\x63hosen\x18\x02 \x01(\t\x12\x0b\n\x03why\x18\x03 \x01(\t\x12+\n\ncandidates\x18\x04 \x03(\x0b\x32\x17.corefleet.v1.Candidate\"X\n\tCandidate\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0e\n\x06\x64omain\x18\x02 \x01(\x05\x12\x10\n\x08\x65ligible\x18\x03 \x01(\x08\x12\r\n\x05score\x18\x04 \x01(\x01\x12\x0c\n\x04line\x18\x05 \x01(\t\"\x16\n\x14ListControldsRequest\"?\n\x12ListControldsReply\x12)\n\tcontrolds\x18\x01 \x03(\x0b\x32\x16.corefleet.v1.Controld\"L\n\x08\x43ontrold\x12\x10\n\x08\x63ontrold\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0e\n\x06shards\x18\x03 \x03(\r\x12\r\n\x05racks\x18\x04 \x03(\t2\xfa\x02\n\x05\x46leet\x12I\n\tListNodes\x12\x1e.corefleet.v1.ListNodesRequest\x1a\x1c.corefleet.v1.ListNodesReply\x12I\n\tListPools\x12\x1e.corefleet.v1.ListPoolsRequest\x1a\x1c.corefleet.v1.ListPoolsReply\x12?\n\tApplyPool\x12\x1e.corefleet.v1.ApplyPoolRequest\x1a\x12.corefleet.v1.Pool\x12\x43\n\x07\x45xplain\x12\x1c.corefleet.v1.ExplainRequest\x1a\x1a.corefleet.v1.ExplainReply\x12U\n\rListControlds\x12\".corefleet.v1.ListControldsRequest\x1a .corefleet.v1.ListControldsReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,33 +36,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTNODESREPLY']._serialized_start=62
   _globals['_LISTNODESREPLY']._serialized_end=113
   _globals['_NODE']._serialized_start=116
-  _globals['_NODE']._serialized_end=356
-  _globals['_DOMAIN']._serialized_start=358
-  _globals['_DOMAIN']._serialized_end=454
-  _globals['_SLOTS']._serialized_start=456
-  _globals['_SLOTS']._serialized_end=506
-  _globals['_LOAD']._serialized_start=508
-  _globals['_LOAD']._serialized_end=603
-  _globals['_LISTPOOLSREQUEST']._serialized_start=605
-  _globals['_LISTPOOLSREQUEST']._serialized_end=623
-  _globals['_LISTPOOLSREPLY']._serialized_start=625
-  _globals['_LISTPOOLSREPLY']._serialized_end=676
-  _globals['_POOL']._serialized_start=679
-  _globals['_POOL']._serialized_end=816
-  _globals['_APPLYPOOLREQUEST']._serialized_start=818
-  _globals['_APPLYPOOLREQUEST']._serialized_end=869
-  _globals['_EXPLAINREQUEST']._serialized_start=871
-  _globals['_EXPLAINREQUEST']._serialized_end=901
-  _globals['_EXPLAINREPLY']._serialized_start=903
-  _globals['_EXPLAINREPLY']._serialized_end=1005
-  _globals['_CANDIDATE']._serialized_start=1007
-  _globals['_CANDIDATE']._serialized_end=1095
-  _globals['_LISTCONTROLDSREQUEST']._serialized_start=1097
-  _globals['_LISTCONTROLDSREQUEST']._serialized_end=1119
-  _globals['_LISTCONTROLDSREPLY']._serialized_start=1121
-  _globals['_LISTCONTROLDSREPLY']._serialized_end=1184
-  _globals['_CONTROLD']._serialized_start=1186
-  _globals['_CONTROLD']._serialized_end=1262
-  _globals['_FLEET']._serialized_start=1265
-  _globals['_FLEET']._serialized_end=1643
+  _globals['_NODE']._serialized_end=375
+  _globals['_DOMAIN']._serialized_start=377
+  _globals['_DOMAIN']._serialized_end=473
+  _globals['_SLOTS']._serialized_start=475
+  _globals['_SLOTS']._serialized_end=525
+  _globals['_LOAD']._serialized_start=527
+  _globals['_LOAD']._serialized_end=622
+  _globals['_LISTPOOLSREQUEST']._serialized_start=624
+  _globals['_LISTPOOLSREQUEST']._serialized_end=642
+  _globals['_LISTPOOLSREPLY']._serialized_start=644
+  _globals['_LISTPOOLSREPLY']._serialized_end=695
+  _globals['_POOL']._serialized_start=698
+  _globals['_POOL']._serialized_end=835
+  _globals['_APPLYPOOLREQUEST']._serialized_start=837
+  _globals['_APPLYPOOLREQUEST']._serialized_end=888
+  _globals['_EXPLAINREQUEST']._serialized_start=890
+  _globals['_EXPLAINREQUEST']._serialized_end=920
+  _globals['_EXPLAINREPLY']._serialized_start=922
+  _globals['_EXPLAINREPLY']._serialized_end=1024
+  _globals['_CANDIDATE']._serialized_start=1026
+  _globals['_CANDIDATE']._serialized_end=1114
+  _globals['_LISTCONTROLDSREQUEST']._serialized_start=1116
+  _globals['_LISTCONTROLDSREQUEST']._serialized_end=1138
+  _globals['_LISTCONTROLDSREPLY']._serialized_start=1140
+  _globals['_LISTCONTROLDSREPLY']._serialized_end=1203
+  _globals['_CONTROLD']._serialized_start=1205
+  _globals['_CONTROLD']._serialized_end=1281
+  _globals['_FLEET']._serialized_start=1284
+  _globals['_FLEET']._serialized_end=1662
 # @@protoc_insertion_point(module_scope)

@@ -17,7 +17,7 @@ class ListNodesReply(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("node", "rack", "epoch", "state", "arch", "domains", "load", "running", "queued", "beat_age_ms", "version", "warnings")
+    __slots__ = ("node", "rack", "epoch", "state", "arch", "domains", "load", "running", "queued", "beat_age_ms", "version", "warnings", "isolation")
     NODE_FIELD_NUMBER: _ClassVar[int]
     RACK_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class Node(_message.Message):
     BEAT_AGE_MS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    ISOLATION_FIELD_NUMBER: _ClassVar[int]
     node: str
     rack: str
     epoch: int
@@ -42,7 +43,8 @@ class Node(_message.Message):
     beat_age_ms: int
     version: str
     warnings: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, node: _Optional[str] = ..., rack: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ..., arch: _Optional[str] = ..., domains: _Optional[_Iterable[_Union[Domain, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., beat_age_ms: _Optional[int] = ..., version: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
+    isolation: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node: _Optional[str] = ..., rack: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ..., arch: _Optional[str] = ..., domains: _Optional[_Iterable[_Union[Domain, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., beat_age_ms: _Optional[int] = ..., version: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., isolation: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Domain(_message.Message):
     __slots__ = ("domain", "cpus", "memory_bytes", "slots")

@@ -122,3 +122,62 @@ async def test_cancelled_before_it_ran(log: Log) -> None:
     attempt = Journal(log, LAYOUT, record, stored.sequence)
     with pytest.raises(AttemptDropped):
         await attempt.append((Step(step=0, kind="tool"),))
+
+
+async def test_an_attempt_is_carried_on_by_another_process_of_its_node(log: Log) -> None:
+    request, record = submission("carried")
+    await submit(log, LAYOUT, request, record)
+    first, revision = await placed(log, record, 1)
+    dead = Journal(log, LAYOUT, first, revision)
+    steps = tuple(Step(step=n, kind="tool", name="t", result=b"r", attempt=1) for n in range(3))
+    assert await Journal(log, LAYOUT, first, revision).resume() == ()
+    await dead.append(steps[:2])
+    heir = Journal(log, LAYOUT, first, revision)
+    assert await heir.resume() == steps[:2]
+    await heir.append(steps[2:])
+    # What the dead one had on its way arrives late: the same bytes, read once.
+    late = Journal(log, LAYOUT, first, revision)
+    late._number = 1
+    await late.append(steps[2:])
+    assert await Journal(log, LAYOUT, first, revision).resume() == steps
+    assert await heir.finish(result_of(first)) == result_of(first)
+    with pytest.raises(AttemptDropped):
+        await Journal(log, LAYOUT, first, revision).resume()
+
+
+@pytest.mark.parametrize("with_head", [True, False])
+async def test_an_end_that_a_dead_process_had_decided_is_carried_out_by_the_next(
+    log: Log, with_head: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, record = submission(f"decided-{with_head}")
+    await submit(log, LAYOUT, request, record)
+    first, revision = await placed(log, record, 1)
+    head = SessionHead(pool="pool", session=record.session, version=1, last_task=record.task)
+    dead = Journal(log, LAYOUT, first, revision)
+
+    async def dies(*_: object, **__: object) -> None:
+        raise ProcessLookupError("killed here")
+
+    target = "corefleet.journal.carry_out" if with_head else "corefleet.ending._close"
+    with monkeypatch.context() as patched:
+        patched.setattr(target, dies)
+        with pytest.raises(ProcessLookupError):
+            await dead.finish(result_of(first), head if with_head else None)
+    heir = Journal(log, LAYOUT, first, revision)
+    with pytest.raises(AttemptDropped):
+        await heir.resume()
+    assert heir.outcome == result_of(first)
+    terminal = await log.last(LAYOUT.task(SHARD, record.task), CALL_S)
+    assert terminal is not None
+    assert decode(terminal.payload, TaskRecord).state == "done"
+
+
+async def test_an_attempt_that_lost_its_fence_is_not_carried_on(log: Log) -> None:
+    request, record = submission("fenced")
+    await submit(log, LAYOUT, request, record)
+    first, revision = await placed(log, record, 1)
+    await placed(log, record, 2)
+    heir = Journal(log, LAYOUT, first, revision)
+    with pytest.raises(AttemptDropped):
+        await heir.resume()
+    assert heir.outcome is None

@@ -31,3 +31,18 @@ class Patient(Agent):
             await asyncio.sleep(0.01)
         await turn.remember("done", True)
         return "opened"
+
+
+class Diligent(Agent):
+    """Works a step for each gate that its input names, one a line, once it is open."""
+
+    async def run(self, turn: Turn) -> str:
+        gates = [Path(line) for line in turn.input.splitlines()]
+        for number, gate in enumerate(gates):
+            with gate.with_suffix(".pids").open("a") as file:
+                file.write(f"{os.getpid()}\n")
+            await turn.publish("waits", str(number))
+            while not gate.exists():  # noqa: ASYNC110 - the test is another process
+                await asyncio.sleep(0.01)
+            await turn.remember(f"gate {number}", True)
+        return f"{len(gates)} gates"

@@ -81,6 +81,8 @@ class ScriptedControl:
         self._news = asyncio.Event()
         self._pools_revision = 1
         self._epochs = itertools.count(1)
+        self.resumes = True
+        """Whether a node that asks for its newest epoch gets it again."""
         self._subscriptions: list[Subscription] = []
 
     @classmethod
@@ -220,7 +222,9 @@ class ScriptedControl:
 
     def _register(self, message: Incoming) -> None:
         asked = decode(message.payload, RegisterNode).registration
-        made = msgspec.structs.replace(asked, epoch=next(self._epochs))
+        resumes = self.resumes and self.registrations and asked.epoch == self.epoch
+        epoch = asked.epoch if resumes else next(self._epochs)
+        made = msgspec.structs.replace(asked, epoch=epoch)
         self.registrations.append(made)
         answer = NodeRegistered(
             epoch=made.epoch,

@@ -16,6 +16,7 @@ import msgspec
 import psutil
 import pytest
 
+from agentd.hostfs import HostFs
 from corefleet.messages.records import PoolSpec, Step
 from corefleet.messages.wire import (
     AgentPublished,
@@ -383,8 +384,9 @@ async def test_a_dead_heartbeat_program_is_replaced(
         ("cpus = '0-x'\n", "cpus: '0-x' is not valid"),
         ("node_idd = 'x'\n", "did you mean `node_id`?"),
         ("domains = [63]\n", "expected some of this machine's: 0"),
-        ("require = ['gold']\n", "expected some of: numa-binding"),
-        ("launcher = 'systemd'\n", "`launcher`"),
+        ("require = ['gold']\n", "expected some of: numa"),
+        ("[bandwidth]\nhigh = 1.5\n", "bandwidth.high: 1.5"),
+        ("[plan]\nsystem_cpus = 'x'\n", "plan.system_cpus"),
         ("cpus = ''\nnode_id = 'a.b'\n", "node_id"),
     ],
 )
@@ -440,3 +442,22 @@ async def test_a_model_that_is_not_there_is_a_warning_and_its_pools_are_not_offe
         await control.close()
     assert answer.reason == "pool declared is not offered here"
     assert any("tiny.gguf" in line for line in control.registrations[0].warnings)
+
+
+@pytest.mark.skipif(
+    HostFs().exists("sys/fs/cgroup/cgroup.controllers") and HostFs().exists("run/systemd/system"),
+    reason="this machine has what is missing elsewhere: systemd and cgroup v2 alone",
+)
+async def test_an_isolation_that_this_machine_cannot_give_is_refused(
+    nats: NatsServer, tmp_path: Path
+) -> None:
+    head = f'launcher = "systemd"\n{config_for(nats.url, tmp_path)}'
+    process = await spawn(head, tmp_path)
+    _, err = await process.communicate()
+    assert process.returncode == 3
+    assert b"cgroup v2 is needed" in err or b"systemd" in err
+    assert b"Traceback" not in err
+    process = await spawn(f'require = ["systemd"]\n{config_for(nats.url, tmp_path)}', tmp_path)
+    _, err = await process.communicate()
+    assert process.returncode == 3
+    assert b"`require` has systemd, but" in err

@@ -16,6 +16,8 @@ from tools.bench.machine import commit, describe_machine
 BENCHES = {
     "takeover": "kill -9 of worker, engine, node and controld in the middle of turns",
     "noop": "durable no-op tasks a second, end to end, and latency of single ones",
+    "regulator": "victim and batch under the bandwidth regulator, on a model of a memory system",
+    "discover": "full discovery and refresh on machines of 512 CPUs and 128 nodes",
     "step": "CPU of one journaled agent step outside model and tool",
 }
 
@@ -23,10 +25,14 @@ BENCHES = {
 @click.command(help=__doc__)
 @click.argument("name", type=click.Choice(list(BENCHES)))
 @click.option("--quick", is_flag=True, help="End within 50 s.")
-@click.option("--peer", default="", help="noop: ray; step: langgraph. Run in the same run.")
-def main(name: str, quick: bool, peer: str) -> None:
+@click.option("--peer", default="", help="noop: ray; step: langgraph; regulator: static.")
+@click.option("--machines", default="", help="discover: a folder of recorded machines, too.")
+def main(name: str, quick: bool, peer: str, machines: str) -> None:
     """Run one benchmark."""
-    measured = import_module(f"tools.bench.{name}").run(quick=quick, peer=peer)
+    if machines and name != "discover":
+        raise click.UsageError("--machines is for discover")
+    more = {"machines": machines} if machines else {}
+    measured = import_module(f"tools.bench.{name}").run(quick=quick, peer=peer, **more)
     print(
         json.dumps(
             {

@@ -164,7 +164,7 @@ async def test_a_task_is_journaled_told_and_ended(scene: Scene) -> None:
     item = await scene.placed()
     assert scene.assign(item) == [AssignAnswer(TASK, 1, accepted=True)]
     run = await scene.frame(RunTask)
-    assert run == RunTask(record=item.record)
+    assert run == RunTask(record=item.record, revision=item.revision, create_seq=item.create_seq)
     told = StepEnded(task=TASK, step=STEP)
     scene.attempts.said("w1", AppendSteps(task=TASK, attempt=1, steps=(STEP,), events=(told,)))
     await scene.frame(StepsAppended)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from agentd.core.topology import Overrides
-from agentd.discovery_report import as_json, as_text
+from agentd.discovery_json import as_report
+from agentd.drawing import as_text
 from agentd.hostfs import HostFs
 from agentd.probes import discover
 from tests.unit.agentd.machines import found, two_sockets
@@ -170,6 +171,7 @@ def test_the_running_machine_is_found() -> None:
 def test_the_report_names_what_was_found(tmp_path: Path) -> None:
     topology = found(tmp_path, two_sockets())
     text = as_text(topology)
-    assert "domain 1: CPUs 4-7,12-15, 4 cores of 2 threads each" in text
-    assert "distance to domain 0: 21, 1: 10" in text
-    assert '"memory_bytes": 1048576' in as_json(topology)
+    assert "1 │ 21 10" in text
+    domains = as_report(topology)["domains"]
+    assert isinstance(domains, dict)
+    assert domains["0"]["memory_bytes"] == 1048576

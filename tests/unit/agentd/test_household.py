@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from agentd.core.node_io import Place
-from agentd.core.plan import EngineUnit, Plan, make_plan
+from agentd.core.plan import Plan, make_plan
 from agentd.core.supervision import UnitKey
 from agentd.core.topology import Overrides
 from agentd.engines import EngineWatch
@@ -25,6 +25,20 @@ from corefleet.messages.records import PoolSpec
 from tests.unit.agentd.machines import found, two_sockets
 
 POOL = PoolSpec(name="p", model="m", workers=2, spares=1)
+
+
+class DirectModels:
+    """Model files as they lie on the disk."""
+
+    def __init__(self, paths: dict[str, Path]) -> None:
+        self._paths = paths
+        self.engines = 0
+
+    async def ensure(self, model: str, domain: int) -> Path:
+        return self._paths[model]
+
+    def note_engine(self, model: str, domain: int, *, started: bool) -> None:
+        self.engines += 1 if started else -1
 
 
 class Expected:
@@ -45,7 +59,7 @@ def household(tmp_path: Path) -> tuple[PlannedHousehold, Expected]:
         "n1",
         make_rooms(str(tmp_path)),
         EngineConfig(),
-        {"m": tmp_path / "m.gguf"},
+        DirectModels({"m": tmp_path / "m.gguf"}),
         cast(WorkerLinks, links),
         cast(EngineWatch, None),
     )
@@ -57,7 +71,7 @@ def plan(tmp_path: Path, *pools: PoolSpec) -> Plan:
     return make_plan(topology, pools, ["m"], {}, serves_models=True)
 
 
-def test_a_worker_names_its_domain_and_cpus_and_is_expected(tmp_path: Path) -> None:
+async def test_a_worker_names_its_domain_and_cpus_and_is_expected(tmp_path: Path) -> None:
     house, links = household(tmp_path)
     made = plan(tmp_path, POOL)
     wanted = house.take(made)
@@ -70,19 +84,24 @@ def test_a_worker_names_its_domain_and_cpus_and_is_expected(tmp_path: Path) -> N
     assert "-m agentd.worker --socket /run/w.sock --worker p-d1-1 --domain 1 --cpus 4,12" in line
     welcome = links.welcomes["p-d1-1"]
     assert welcome.pool == POOL
+    await house.prepare(UnitKey("engine", "m", 1))
     engine = house.spec(UnitKey("engine", "m", 1), "m-d1-2")
+    assert (spec.kind, spec.pool, spec.service_class) == ("worker", "p", "online")
+    assert (engine.kind, engine.unit, engine.service_class) == ("engine", "m", "engine")
+    assert engine.cpu_weight > spec.cpu_weight
     assert welcome.engine_socket in engine.command
 
 
-def test_an_engine_gets_its_threads_and_sizes(tmp_path: Path) -> None:
+async def test_an_engine_gets_its_threads_and_sizes(tmp_path: Path) -> None:
     house, _ = household(tmp_path)
     made = plan(tmp_path, POOL)
     house.take(made)
     (unit,) = made.engines
+    await house.prepare(UnitKey("engine", "m", 1))
     line = " ".join(house.spec(UnitKey("engine", "m", 1), "m-d1-1").command)
     assert f"--model {tmp_path / 'm.gguf'}" in line
     assert f"--cpus 5-7 --threads {unit.threads}" in line
-    assert unit == EngineUnit("m", 1, (5, 6, 7), 3)
+    assert (unit.model, unit.domain, unit.cpus, unit.threads) == ("m", 1, (5, 6, 7), 3)
 
 
 def test_only_what_workers_must_know_restarts_them(tmp_path: Path) -> None:
@@ -93,6 +112,14 @@ def test_only_what_workers_must_know_restarts_them(tmp_path: Path) -> None:
     assert house.take(plan(tmp_path, wider))[key][1] == before
     other = msgspec.structs.replace(POOL, prompt="else")
     assert house.take(plan(tmp_path, other))[key][1] != before
+
+
+def test_memory_limits_alone_restart_nothing(tmp_path: Path) -> None:
+    house, _ = household(tmp_path)
+    key = UnitKey("worker", "p", 1)
+    before = house.take(plan(tmp_path, POOL))[key][1]
+    narrow = plan(tmp_path, POOL, msgspec.structs.replace(POOL, name="q"))
+    assert house.take(narrow)[key][1] == before
 
 
 def test_a_unit_that_the_plan_lost_meanwhile_is_not_started(tmp_path: Path) -> None:

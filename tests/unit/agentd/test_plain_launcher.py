@@ -204,5 +204,5 @@ def test_a_binding_is_read_from_the_kernel(
     tmp_path: Path, files: dict[str, str], wrong: str | None
 ) -> None:
     host = write_tree(tmp_path, {f"proc/7/{name}": text for name, text in files.items()})
-    found = wrong_binding(host, 7, (1,), 1, memory=True)
+    found = wrong_binding(host, 7, (1,), (1,), memory=True)
     assert (found is None) if wrong is None else (found is not None and wrong in found)

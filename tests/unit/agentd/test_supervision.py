@@ -191,3 +191,38 @@ def test_never_more_and_in_the_end_as_many_as_wanted(
     running = [core.unit_of(name) for name in core.running()]
     assert {key: running.count(key) for key in wanted} == {k: n for k, (n, _) in wanted.items()}
     assert len(running) == sum(n for n, _ in wanted.values())
+
+
+def test_adopted_processes_count_as_running() -> None:
+    core = Supervision(Middle())
+    core.adopt("old-1", WORKER, "v1", 0.0)
+    core.adopt("old-2", WORKER, "v1", 0.0)
+    assert started(core.want({WORKER: (3, "v1")}, 0.0)) == ["pool-d0-1-800000"]
+    core.ready("old-1", 0.1)
+    core.ready("old-2", 0.1)
+    assert not core.settled()
+    core.ready("pool-d0-1-800000", 0.1)
+    assert core.settled()
+    assert core.unit_of("old-1") == WORKER
+
+
+def test_adopted_processes_that_nobody_wants_are_stopped() -> None:
+    core = Supervision(Middle())
+    core.adopt("old-1", WORKER, "v1", 0.0)
+    core.adopt("old-2", WORKER, "v0", 0.0)
+    core.adopt("engine-1", ENGINE, "v1", 0.0)
+    actions = core.want({WORKER: (1, "v1")}, 0.0)
+    stopped = {action.instance for action in actions if isinstance(action, StopInstance)}
+    assert stopped == {"old-2", "engine-1"}
+    assert started(actions) == []
+    assert core.want({WORKER: (1, "v1")}, 0.0) == []
+    assert core.ended("old-2", "exit code 0", 0.2) == []
+
+
+def test_an_adopted_process_that_never_answers_is_killed_and_replaced() -> None:
+    core = Supervision(Middle())
+    core.adopt("old-1", WORKER, "v1", 0.0)
+    core.want({WORKER: (1, "v1")}, 0.0)
+    (kill,) = core.tick(START_TIMEOUT_S["worker"] + 1.0)
+    assert isinstance(kill, KillInstance)
+    assert started(core.ended("old-1", "ended unseen", 61.5)) == ["pool-d0-1-800000"]

@@ -21,8 +21,9 @@ ENGINE = UnitKey("engine", "model", 0)
 
 
 class FakeProcess:
-    def __init__(self, name: str, pid: int) -> None:
-        self.name = name
+    def __init__(self, spec: LaunchSpec, pid: int) -> None:
+        self.spec = spec
+        self.name = spec.name
         self.pid = pid
         self.asked = False
         self.stubborn = False
@@ -46,6 +47,12 @@ class FakeProcess:
     def kill(self) -> None:
         self.end(ExitStatus(signal=9))
 
+    async def drift(self) -> str | None:
+        return None
+
+    async def rebind(self) -> None:
+        return
+
 
 class House:
     """Launcher and household: notes what it is told, and readies what it starts."""
@@ -64,8 +71,25 @@ class House:
         if self.failing:
             self.failing -= 1
             raise LaunchFailed(f"{spec.name}: not bound")
-        process = self.processes[spec.name] = FakeProcess(spec.name, next(self._pids))
+        process = self.processes[spec.name] = FakeProcess(spec, next(self._pids))
         return process
+
+    async def adopt(self) -> tuple[Process, ...]:
+        return ()
+
+    async def squeeze(self, domain: int, cpus: float | None) -> None:
+        return
+
+    async def close(self) -> None:
+        return
+
+    outlives = False
+
+    def adopted(self, unit: UnitKey, instance: str, process: Process) -> None:
+        self.started(unit, instance, process)
+
+    async def prepare(self, unit: UnitKey) -> None:
+        return
 
     def spec(self, unit: UnitKey, instance: str) -> LaunchSpec:
         return LaunchSpec(name=instance, command=("true",), cpus=(0,), domain=0)

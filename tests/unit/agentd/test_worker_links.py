@@ -22,11 +22,13 @@ from corefleet.messages.links import (
     StepsAppended,
     Stop,
     Welcome,
+    WelcomeBack,
     WorkerAlive,
     WorkerHello,
     WorkerToAgentd,
 )
-from corefleet.messages.records import PoolSpec
+from corefleet.messages.records import PoolSpec, TaskRecord
+from corefleet.messages.wire import Assignment
 
 WELCOME = Welcome(node="n1", domain=0, pool=PoolSpec(name="p"))
 HELLO = WorkerHello(version=LINK_VERSION, worker="w1", pid=1)
@@ -43,6 +45,9 @@ class NotedCrew:
 
     def ready(self, worker: str) -> None:
         self.note(worker, "ready")
+
+    def came_back(self, worker: str, held: tuple[Assignment, ...]) -> None:
+        self.note(worker, ("came back", held))
 
     def said(self, worker: str, message: WorkerToAgentd) -> None:
         self.note(worker, message)
@@ -161,3 +166,38 @@ async def test_a_process_that_ended_has_no_link_any_more(room: Room) -> None:
     await room.crew.until("w1", "parted")
     with pytest.raises(Unavailable):
         await peer.receive()
+
+
+HELD = Assignment(
+    record=TaskRecord(task="t", pool="p", session="s", request_id="r", input=""),
+    revision=7,
+    create_seq=7,
+)
+
+
+async def test_a_worker_of_an_earlier_agentd_is_welcomed_back_with_what_it_runs(room: Room) -> None:
+    room.links.expect_back("w2")
+    gathered = asyncio.create_task(room.links.gathered(30.0))
+    hello = WorkerHello(version=LINK_VERSION, worker="w2", pid=1, held=(HELD,))
+    peer = await room.join(hello)
+    assert await peer.receive() == (WelcomeBack(), Ping(number=1))
+    assert room.crew.events == [("w2", ("came back", (HELD,)))]
+    assert await gathered == ()
+
+
+async def test_workers_that_do_not_come_back_are_named_and_not_waited_for_when_dead(
+    room: Room,
+) -> None:
+    room.links.expect_back("w2")
+    assert await room.links.gathered(0.01) == ("w2",)
+    waiting = asyncio.create_task(room.links.gathered(30.0))
+    room.links.forget("w2")
+    assert await waiting == ()
+
+
+async def test_a_worker_that_lost_this_agentd_with_attempts_is_not_taken_back(room: Room) -> None:
+    hello = WorkerHello(version=LINK_VERSION, worker="w1", pid=1, held=(HELD,))
+    peer = await room.join(hello)
+    (refusal,) = await peer.receive()
+    assert isinstance(refusal, Stop)
+    assert "given up" in refusal.reason

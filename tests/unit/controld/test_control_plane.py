@@ -14,10 +14,24 @@ from corefleet.client import Client
 from corefleet.codec import decode, encode
 from corefleet.errors import CorefleetError, Exhausted, Unavailable
 from corefleet.messages.records import LostNode, NodeRegistration, PoolSpec
-from corefleet.messages.wire import SubmitAnswer, SubmitMessage, TaskFinished
+from corefleet.messages.wire import (
+    NodeRegistered,
+    RegisterNode,
+    SubmitAnswer,
+    SubmitMessage,
+    TaskFinished,
+)
 from corefleet.rpc import tasks_pb2
 from corefleet.store import Changes
-from corefleet.subjects import CONTROL_SUBMIT, SHARDS, kind_of, lost_key, node_key, pool_key
+from corefleet.subjects import (
+    CONTROL_REGISTER,
+    CONTROL_SUBMIT,
+    SHARDS,
+    kind_of,
+    lost_key,
+    node_key,
+    pool_key,
+)
 from tests.integration.fake_node import FakeNode, Gate
 from tests.unit.controld.plane import SETTINGS, Plane, Running
 
@@ -199,6 +213,26 @@ async def test_registering_takes_the_next_epoch_and_ends_an_older_verdict(
         assert decode(stored.value, NodeRegistration).epoch == 5
         assert await plane.store.get(lost_key("n1")) is None
         assert (await finish(client)).node == "n1"
+
+
+async def test_a_node_resumes_its_newest_epoch_unless_it_was_found_lost(
+    plane: Plane, first: Running
+) -> None:
+    bus, _ = await plane.connect()("a node", plane._failed)
+
+    async def ask(epoch: int) -> int:
+        asked = RegisterNode(registration=NodeRegistration(node="n1", epoch=epoch))
+        answer = await bus.request(CONTROL_REGISTER, encode(asked), 5)
+        return decode(answer, NodeRegistered).epoch
+
+    assert await ask(7) == 1, "an epoch that nobody knows is not resumed"
+    assert await ask(1) == 1
+    assert await ask(0) == 2
+    assert await ask(1) == 3
+    assert await ask(3) == 3
+    await plane.store.put(lost_key("n1"), encode(LostNode(node="n1", epoch=3)))
+    assert await ask(3) == 4
+    await bus.close()
 
 
 async def test_the_store_may_be_away_while_the_lease_is_valid(

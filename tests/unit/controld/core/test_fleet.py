@@ -267,3 +267,12 @@ def test_nodes_are_listed_with_what_is_known_of_them() -> None:
     assert (status.registration.node, status.state, status.running) == ("n0", "ready", 1)
     assert SlotUse("chat", 0, 3, 1) in status.slots
     assert status.beat_age_s == 0.2
+
+
+def test_an_agentd_that_started_anew_within_its_epoch_is_told_apart() -> None:
+    fleets = FleetDriver(nodes=0)
+    first = registration("n0", started_ms=1)
+    assert fleets.fleet.registered(first, 0.0).resumed == []
+    assert fleets.fleet.registered(first, 0.0).resumed == []
+    delta = fleets.fleet.registered(registration("n0", started_ms=2), 0.0)
+    assert (delta.resumed, delta.gone) == (["n0"], [])

@@ -329,3 +329,35 @@ def test_a_probe_that_is_never_answered_is_sent_again() -> None:
     rack.beat()
     rack.wait(1.2)
     assert len(rack.all(Probe)) == 2
+
+
+def test_a_node_whose_agentd_restarts_keeps_its_attempts_and_gets_nothing_new() -> None:
+    rack = Rack("a", answers=False)
+    rack.beat()
+    for tenths in range(45):
+        rack.wait(0.1)
+        rack.beat(loop_age_s=tenths / 10)
+    view = rack.view()
+    assert view is not None
+    assert view.state == "suspect"
+    assert rack.states() == []
+    rack.beat(loop_age_s=0.0)
+    rack.wait(0.3)
+    assert (view := rack.view()) is not None
+    assert view.state == "ready"
+
+
+def test_an_announced_restart_may_take_as_long_as_announced_but_not_for_ever() -> None:
+    rack = Rack("a", answers=False)
+    rack.beat()
+    for second in range(200):
+        rack.wait(0.2)
+        rack.beat(loop_age_s=second / 5, restart_grace_s=30.0)
+        if second / 5 < 29.0:
+            assert rack.states() == [], second / 5
+    assert rack.states()[0] == "lost"
+    other = Rack("a", answers=False)
+    for _ in range(20):
+        other.wait(0.2)
+        other.beat(loop_age_s=61.0, restart_grace_s=1e9)
+    assert set(other.states()) == {"lost"}, "what is announced is bounded"

@@ -16,6 +16,7 @@ from controld.core.shard_io import (
     EndTask,
     InventoryAnswered,
     NodeGone,
+    NodeResumed,
     QueryInventory,
     ReadRecord,
     RecordMissing,
@@ -340,3 +341,17 @@ def test_an_illegal_move_raises_with_the_tasks_story() -> None:
     state = shard.core._state
     with pytest.raises(IllegalTransition, match=r"running -> placing; story: .*placing \(n"):
         state.move(state.tasks["t1"], "placing")
+
+
+def test_a_node_whose_agentd_started_anew_is_asked_at_once_what_it_has() -> None:
+    shard = ShardDriver(nodes=1)
+    record = shard.run()
+    shard.wait(0.1)
+    query = only(shard.feed(NodeResumed("n0")), QueryInventory)
+    assert query.query.held == (HeldAttempt(record.task, record.attempt),)
+    write = only(shard.feed(InventoryAnswered("n0", 1, query.query.held)), WriteRecord)
+    assert write.record.past[-1].reason.startswith("absent")
+    asked = 1
+    for _ in range(30):
+        asked += len(of_kind(shard.wait(1.0), QueryInventory))
+    assert asked <= 5, "asking at once does not make it be asked more often"

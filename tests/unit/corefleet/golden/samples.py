@@ -24,12 +24,14 @@ from corefleet.messages.links import (
     MessageSent,
     Ping,
     ReturnTask,
+    RunResumed,
     RunTask,
     SendMessage,
     StepsAppended,
     Stop,
     ToolDefinition,
     Welcome,
+    WelcomeBack,
     WorkerAlive,
     WorkerHello,
 )
@@ -205,6 +207,7 @@ _pool = PoolSpec(
     rate_per_s=100.0,
     burst=200,
     history_turns=8,
+    worker_memory_bytes=2**31,
 )
 _domain = DomainInfo(domain=1, cpus="0-3,8", memory_bytes=2**33, slots={"support": 4})
 _registration = NodeRegistration(
@@ -220,6 +223,7 @@ _registration = NodeRegistration(
     version="0.1.0",
     started_ms=NOW_MS,
     warnings=("no cgroup v2",),
+    isolation=("memory bandwidth: canary",),
     draining=True,
 )
 _load = LoadVector(0.5, 0.25, 0.125, 0.0625, 0.75)
@@ -282,6 +286,7 @@ SAMPLES: list[msgspec.Struct] = [
         number=77,
         sent_ms=NOW_MS,
         loop_age_s=0.01,
+        restart_grace_s=5.0,
         load=_load,
         running=3,
         queued=1,
@@ -319,7 +324,7 @@ SAMPLES: list[msgspec.Struct] = [
     TaskFinished(task=TASK, at_ms=NOW_MS, result=_result),
     EventBatch(events=(_event, TaskFinished(task=TASK, at_ms=NOW_MS, result=_result))),
     # links
-    WorkerHello(version=1, worker="w-support-d1-a", pid=4711),
+    WorkerHello(version=1, worker="w-support-d1-a", pid=4711, held=(_assignment,)),
     AppendSteps(task=TASK, attempt=2, steps=(_step,), events=(_event,)),
     FinishTask(
         task=TASK,
@@ -334,8 +339,24 @@ SAMPLES: list[msgspec.Struct] = [
     EmitEvents(task=TASK, attempt=2, events=(TokenText(task=TASK, step=0, text="a"),)),
     SendMessage(call=7, pool="support", session="s2", request_id=f"{TASK}/4", input="hi"),
     WorkerAlive(number=9, cpu_us=1234),
-    Welcome(node="n2", domain=1, pool=_pool, engine_socket="/run/e.sock", active=False),
-    RunTask(record=_record, head=_head, journal=(_step,)),
+    Welcome(
+        node="n2",
+        domain=1,
+        pool=_pool,
+        engine_socket="/run/e.sock",
+        active=False,
+        orphan_s=600.0,
+    ),
+    WelcomeBack(),
+    RunTask(
+        record=_record,
+        head=_head,
+        journal=(_step,),
+        revision=17,
+        create_seq=12,
+        head_revision=11,
+    ),
+    RunResumed(task=TASK, attempt=2),
     StepsAppended(task=TASK, attempt=2),
     AttemptOver(task=TASK, attempt=2, outcome="dropped", reason="fenced"),
     MessageSent(call=7, task=TASK, error="no such pool"),
