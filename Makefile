@@ -6,7 +6,7 @@ MACHINES ?=
 BENCHES := takeover noop step discover regulator
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-bench demo models test check format proto proto-check lock \
+.PHONY: help setup test-programs setup-bench demo models test check format proto proto-check lock \
 	test-unit test-contract test-integration test-faults test-machines test-guest guest-arm64 bench \
 	$(BENCHES:%=bench-%) clean
 
@@ -27,7 +27,10 @@ models: setup ## Fetch the model of the demo and the tests
 demo: models ## Start a fleet, run an agent, kill the node that runs it, see it go on
 	@.venv/bin/agentctl demo $(ARGS)
 
-test: models ## Set up and run all tests
+test-programs:
+	@tools/test_programs.sh
+
+test: models test-programs ## Set up and run all tests
 	@$(PYTHON) -m pytest $(ARGS)
 
 check: setup ## Formatting, lint, types, generated code
@@ -49,10 +52,10 @@ proto-check: setup ## Say whether corefleet/rpc is what proto/ makes
 lock: ## Install the newest versions that pyproject.toml allows and write constraints.txt
 	@tools/lock.sh
 
-test-unit: setup ## Pure tests, no servers
+test-unit: setup test-programs ## Pure tests, no servers
 	@$(PYTHON) -m pytest tests/unit $(ARGS)
 
-test-contract: setup ## Each protocol against all of its implementations
+test-contract: setup test-programs ## Each protocol against all of its implementations
 	@$(PYTHON) -m pytest tests/contract $(ARGS)
 
 test-integration: models ## Real etcd, NATS and engine on free ports
@@ -61,7 +64,7 @@ test-integration: models ## Real etcd, NATS and engine on free ports
 test-faults: models ## Real processes killed and frozen
 	@$(PYTHON) -m pytest tests/faults $(ARGS)
 
-test-guest: setup ## A virtual machine with systemd and four NUMA nodes; COREFLEET_GUEST=skip skips
+test-guest: setup test-programs ## A virtual machine with systemd and four NUMA nodes; COREFLEET_GUEST=skip skips
 	@$(PYTHON) -m pytest tests/guest $(ARGS)
 
 guest-arm64: setup ## Discovery and binding in an emulated aarch64; builds its image for 10 minutes

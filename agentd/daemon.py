@@ -297,7 +297,7 @@ class Daemon:
             return
         self._attempts.feed(WorkerGone(worker, "its link ended"))
         if self._supervision.phase_of(worker) != "stopping":
-            self._supervisor.stuck(worker, "its link ended")
+            self._supervisor.parted(worker, "its link ended")
 
     def stuck(self, worker: str, reason: str) -> None:
         self._supervisor.stuck(worker, reason)

@@ -25,6 +25,8 @@ from corefleet.clock import Clock
 from corefleet.errors import LaunchFailed
 
 STOP_GRACE_S = 5.0
+PART_GRACE_S = 2.0
+"""The kernel may need as long to end a process that it killed."""
 _TICK_S = 0.5
 _KILLED_S = 2.0
 
@@ -113,6 +115,22 @@ class Supervisor:
     def stuck(self, instance: str, reason: str) -> None:
         """The process does not answer: it is killed, and replaced."""
         self._do(self._core.stuck(instance, reason))
+
+    def parted(self, instance: str, reason: str) -> None:
+        """The process cut its link: it is about to end, or it is killed in a moment.
+
+        Killed at once it could not be told apart from one that the kernel had killed.
+        """
+        process = self._processes.get(instance)
+        if process is not None:
+            self._background.spawn(self._part(instance, process, reason), f"part {instance}")
+
+    async def _part(self, instance: str, process: Process, reason: str) -> None:
+        try:
+            async with asyncio.timeout(PART_GRACE_S):
+                await process.wait()
+        except TimeoutError:
+            self.stuck(instance, reason)
 
     def drain(self, process: Process, reason: str) -> None:
         """End the process politely, and start another in its place."""

@@ -27,6 +27,8 @@ _LEVELS = {
     "critical": logging.CRITICAL,
 }
 _PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
+_SHARED = frozenset({"node", "pool", "domain", "task"})
+"""Fields that units carry as well (LogExtraFields), so that one match finds all of a node's."""
 _RENDERED = frozenset({"event", "level", "logger", "exception", "timestamp"})
 
 Event = MutableMapping[str, Any]
@@ -95,7 +97,7 @@ def _for_journal(_: object, method: str, event: Event) -> Event:
     )
     lines = [f"{message}  {said}".rstrip(), str(event.get("exception", ""))]
     entry: Event = {
-        f"COREFLEET_{key.upper()}": str(value)
+        key.upper() if key in _SHARED else f"COREFLEET_{key.upper()}": str(value)
         for key, value in event.items()
         if key not in _RENDERED and key.isidentifier()
     }

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import time_ns
 
+import structlog
+
 from agentd.worker.commit import Commit
 from agentd.worker.pool import LoadedPool
 from agentd.worker.state import window
@@ -106,6 +108,8 @@ class Attempt:
             self.task.cancel()
 
     async def _execute(self) -> None:
+        task, number = self.key
+        structlog.contextvars.bind_contextvars(task=task, attempt=number)
         try:
             output = await self._agent()
             await self._end_branches()

@@ -40,7 +40,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _HERE in item.path.parents and "guest_programs" in getattr(item, "fixturenames", ()):
             # Making and restoring guests has limits of its own.
-            item.add_marker(pytest.mark.timeout(_TEST_LIMIT_S, func_only=True))
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(_TEST_LIMIT_S, func_only=True))
             if skip:
                 item.add_marker(pytest.mark.skip(reason="COREFLEET_GUEST=skip"))
 

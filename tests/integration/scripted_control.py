@@ -115,10 +115,12 @@ class ScriptedControl:
         """The newest epoch that was given."""
         return self.registrations[-1].epoch
 
-    async def until(self, condition: Callable[[], T | None], what: str) -> T:
+    async def until(
+        self, condition: Callable[[], T | None], what: str, patience_s: float = PATIENCE_S
+    ) -> T:
         """Return the first true value of `condition`, asked after every message."""
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(patience_s):
                 while True:
                     self._news.clear()
                     found = condition()
@@ -126,16 +128,16 @@ class ScriptedControl:
                         return found
                     await self._news.wait()
         except TimeoutError:
-            raise AssertionError(f"not seen within {PATIENCE_S} s: {what}") from None
+            raise AssertionError(f"not seen within {patience_s} s: {what}") from None
 
-    async def event(self, task: str, kind: type[T]) -> T:
+    async def event(self, task: str, kind: type[T], patience_s: float = PATIENCE_S) -> T:
         """Return the first event of `kind` of `task`."""
 
         def find() -> T | None:
             found = (e for e in self.events if isinstance(e, kind) and e.task == task)
             return next(found, None)
 
-        return await self.until(find, f"{kind.__name__} of {task}")
+        return await self.until(find, f"{kind.__name__} of {task}", patience_s)
 
     async def placed(
         self, pool: str, session: str, text: str, node: str, domain: int = 0, owner_epoch: int = 1

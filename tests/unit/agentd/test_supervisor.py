@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from agentd import supervisor as supervisor_module
 from agentd.core.supervision import CRASH_LOOP, HOPELESS_EXIT, Supervision, UnitKey
 from agentd.launch.protocol import ExitStatus, LaunchSpec, Process
 from agentd.supervisor import Supervisor
@@ -205,3 +206,24 @@ async def test_who_does_not_end_when_asked_is_killed(
     house.processes[engine].stubborn = True
     await supervisor(house).close()
     assert house.ended == [(engine, "killed by SIGKILL")]
+
+
+async def test_a_process_that_cut_its_link_tells_itself_how_it_ended(house: House) -> None:
+    supervisor(house).want({WORKER: (1, "v1")})
+    (name,) = await house.until(1)
+    supervisor(house).parted(name, "its link ended")
+    house.processes[name].end(ExitStatus(signal=9, oom=True))
+    await house.until(2)
+    assert house.ended == [(name, "killed by the kernel: out of memory")]
+    assert supervisor(house).out_of_memory() == {WORKER: 1}
+
+
+async def test_a_process_that_cut_its_link_and_lives_is_killed(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "PART_GRACE_S", 0.01)
+    supervisor(house).want({WORKER: (1, "v1")})
+    (name,) = await house.until(1)
+    supervisor(house).parted(name, "its link ended")
+    await house.until(2)
+    assert house.ended == [(name, "killed by SIGKILL")]

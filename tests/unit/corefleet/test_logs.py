@@ -100,10 +100,10 @@ def test_the_journal_gets_fields(monkeypatch: pytest.MonkeyPatch) -> None:
             "PRIORITY": 3,
             "SYSLOG_IDENTIFIER": "agentd",
             "COREFLEET_PROGRAM": "agentd",
-            "COREFLEET_NODE": "n1",
-            "COREFLEET_POOL": "support",
-            "COREFLEET_DOMAIN": "1",
-            "COREFLEET_TASK": "3f-0",
+            "NODE": "n1",
+            "POOL": "support",
+            "DOMAIN": "1",
+            "TASK": "3f-0",
         }
     ]
 
