@@ -13,7 +13,7 @@ import click
 import msgspec
 import structlog
 
-from agentd.commands import capture_command, discover_command
+from agentd.commands import capture_command, discover_command, release_command
 from agentd.core.plan import make_plan
 from agentd.core.topology import Overrides, Topology
 from agentd.daemon import Daemon, Surroundings
@@ -109,6 +109,7 @@ def main(
 
 main.add_command(discover_command)
 main.add_command(capture_command)
+main.add_command(release_command)
 
 FindLauncher = Callable[[AgentdConfig, Topology, Rooms], Awaitable[Launcher]]
 

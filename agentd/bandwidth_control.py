@@ -31,6 +31,7 @@ from corefleet.background import Background, stop
 from corefleet.clock import Clock
 from corefleet.config import BandwidthConfig, LogConfig
 from corefleet.errors import CorefleetError, Unavailable
+from corefleet.messages.wire import LoadVector
 
 TICK_S = 1.0
 CLASSES = ("batch", "online", "engine")
@@ -121,11 +122,19 @@ class BandwidthControl:
         ]
 
     async def close(self) -> None:
-        """Sense and change nothing any more; the last limits stay. Idempotent."""
+        """Sense and change nothing any more. Idempotent.
+
+        The last limits stay for processes that outlive agentd; else our groups are removed.
+        """
         await self._sensing.close()
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             await stop(task)
+        driver = self._driver
+        if driver is not None and not self._launcher.outlives:
+            self._driver = None
+            for line in await asyncio.to_thread(driver.close):
+                _log.warning("resctrl group not removed", reason=line)
 
     def planned(self, plan: Plan) -> None:
         """Take in which domains have batch workers, and on how many CPUs."""
@@ -184,11 +193,19 @@ class BandwidthControl:
         return self._regulator.domains
 
     @property
-    def in_use(self) -> float:
-        """Return the share of the fullest domain's bandwidth in use, 0.0 when nobody knows."""
+    def sensed(self) -> LoadVector:
+        """Return the newest report as a load, that of the domain which is worst off."""
         report = self.report
-        known = [load.utilisation for load in report.domains if load.utilisation] if report else []
-        return min(1.0, max(known, default=0.0))
+        if report is None:
+            return LoadVector()
+        loads = report.domains
+        used = max((load.utilisation or 0.0 for load in loads), default=0.0)
+        return LoadVector(
+            memory_bandwidth=min(1.0, used),
+            llc_hit=min((load.llc_hit for load in loads if load.llc_hit is not None), default=0.0),
+            remote=max((load.remote_share or 0.0 for load in loads), default=0.0),
+            steal=report.steal,
+        )
 
     def lines(self) -> tuple[str, ...]:
         """Return what is active, and why not something better."""

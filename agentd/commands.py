@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from agentd.drawing import as_text
 from agentd.hostfs import HostFs
 from agentd.probes import discover
 from agentd.probes.readings import read_readings
+from agentd.release import release
 from corefleet import program
 from corefleet.errors import CorefleetError, InvalidInput
 
@@ -67,6 +69,19 @@ def capture_command(output: Path | None, root: Path, machine_readable: bool) -> 
     click.echo(str(report.file))
     for line in report.left_out:
         click.echo(f"left out: {line}", err=True)
+
+
+@click.command("release")
+def release_command() -> None:
+    """Undo what outlives agentd: for uninstalling, after agentd was stopped.
+
+    Ends all workers, engines and mounts of models, removes the groups of resctrl and lets
+    the system run on every CPU again. Exit code 1 when something is left.
+    """
+    left = asyncio.run(release(HostFs()))
+    for line in left:
+        click.echo(f"left: {line}", err=True)
+    sys.exit(program.EXIT_FAILED if left else 0)
 
 
 def _report(host: HostFs) -> str:

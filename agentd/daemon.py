@@ -342,11 +342,13 @@ class Daemon:
         self._beats.now()
         _log.info("Registered", epoch=registered.epoch, pools=len(registered.pools))
         self.pools(registered.pools, registered.pools_revision)
+        await self._keep_standing(registered.epoch)
+
+    async def _keep_standing(self, epoch: int) -> None:
+        """Let the next agentd know the epoch that it may resume."""
         if self._launcher.outlives:
             directory, node = self._here.rooms.run, self._config.node_id
-            await asyncio.to_thread(
-                standing.save, directory, node, registered.epoch, self._here.host
-            )
+            await asyncio.to_thread(standing.save, directory, node, epoch, self._here.host)
 
     async def _keep_registered(self) -> None:
         """Register again, at the same epoch, when what was told has changed."""
@@ -360,6 +362,7 @@ class Daemon:
             if renewed.epoch != epoch and self.node.epoch == epoch:
                 self._attempts.feed(EpochLost("the node had been declared lost"))
                 self._attempts.feed(Registered(renewed.epoch))
+                await self._keep_standing(renewed.epoch)
 
     def _replan(self, pools: Sequence[PoolSpec]) -> None:
         before = self._plan
@@ -459,7 +462,7 @@ class Daemon:
             slots=self.node.slots(),
             slow=self.node.slow(self._clock.monotonic()),
             restart_grace_s=self._restart_grace_s,
-            memory_bandwidth=self.isolation.in_use,
+            sensed=self.isolation.sensed,
         )
 
     def _judged(self, verdict: HealthVerdict) -> None:

@@ -110,6 +110,11 @@ class NodeCollector(Collector):
         for domain, state in bandwidth.domains.items():
             share.add_metric([str(domain)], state.share)
         yield share
+        yield GaugeMetricFamily(
+            "corefleet_steal",
+            "Share of CPU time that the hypervisor took.",
+            report.steal if report is not None else 0.0,
+        )
         for name, what in _LOADS.items():
             gauge = GaugeMetricFamily(f"corefleet_memory_{name}", what, labels=["domain"])
             for load in report.domains if report is not None else ():

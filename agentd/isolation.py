@@ -15,6 +15,7 @@ from agentd.supervisor import Supervisor
 from corefleet.background import Background
 from corefleet.clock import Clock
 from corefleet.config import AgentdConfig
+from corefleet.messages.wire import LoadVector
 
 
 class Place(Protocol):
@@ -80,9 +81,9 @@ class Isolation:
         self.bandwidth.planned(plan)
 
     @property
-    def in_use(self) -> float:
-        """Return the share of the fullest domain's memory bandwidth in use."""
-        return self.bandwidth.in_use
+    def sensed(self) -> LoadVector:
+        """What the sensors say of the node's memory, for its heartbeat."""
+        return self.bandwidth.sensed
 
     def lines(self) -> tuple[str, ...]:
         """Return one line for each kind of isolation: what is active, and why not better."""

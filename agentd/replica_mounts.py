@@ -31,6 +31,7 @@ _SHMEM_HUGE = "sys/kernel/mm/transparent_hugepage/shmem_enabled"
 _JOB_S = 30.0
 _OPTIONS = "nosuid,nodev,noexec,mode=0755"
 _SLICE = "corefleet-models.slice"
+MOUNT_DESCRIPTION = "corefleet models at"
 
 _log = structlog.get_logger(__name__)
 
@@ -90,7 +91,7 @@ class SystemdMounts:
             # One that failed before stands in the way; most often there is none.
             await self._systemd.manager("ResetFailedUnit", "s", unit)
         properties = (
-            ("Description", Variant("s", f"corefleet models at {at}")),
+            ("Description", Variant("s", f"{MOUNT_DESCRIPTION} {at}")),
             ("What", Variant("s", "tmpfs")),
             ("Type", Variant("s", "tmpfs")),
             ("Options", Variant("s", options)),

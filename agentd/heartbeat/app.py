@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from agentd.heartbeat.beat import Heart
@@ -27,7 +28,6 @@ from corefleet.clock import SystemClock
 from corefleet.codec import encode
 from corefleet.config import LogConfig
 from corefleet.errors import CorefleetError, CorruptRecord, Unavailable
-from corefleet.messages.wire import LoadVector
 from corefleet.subjects import beat as beat_subject
 
 _SAMPLE_EVERY_S = 1.0
@@ -197,9 +197,8 @@ async def _beat(bus: Bus, heart: Heart, clock: SystemClock, say: Say) -> None:
         now = clock.monotonic()
         if now >= next_sample:
             cpu, memory = sampler.sample()
-            heart.load = LoadVector(
-                cpu=cpu, memory=memory, memory_bandwidth=heart.status.memory_bandwidth
-            )
+            sensed = heart.status.sensed
+            heart.load = msgspec.structs.replace(sensed, cpu=cpu, memory=memory)
             next_sample = now + _SAMPLE_EVERY_S
         beat = heart.beat(now, clock.wall_ms())
         if beat is not None:

@@ -11,7 +11,7 @@ import msgspec
 
 from corefleet.config import LogConfig, NatsConfig
 from corefleet.errors import CorruptRecord
-from corefleet.messages.wire import SlotUse, SlowTask
+from corefleet.messages.wire import LoadVector, SlotUse, SlowTask
 
 MOST_LINE_BYTES = 4 * 1024 * 1024
 
@@ -39,8 +39,8 @@ class Status(msgspec.Struct, frozen=True, omit_defaults=True):
     queued: int = 0
     slots: tuple[SlotUse, ...] = ()
     slow: tuple[SlowTask, ...] = ()
-    memory_bandwidth: float = 0.0
-    """Share of the fullest domain's memory bandwidth in use."""
+    sensed: LoadVector = LoadVector()
+    """What the bandwidth program measures; the rest is measured by the heartbeat itself."""
     restart_grace_s: float = 0.0
     """agentd ends to be started again, and expects to be back within this."""
 

@@ -24,13 +24,19 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class LoadVector(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Fractions of capacity in use, each from 0 to 1."""
+    """Fractions of capacity in use, each from 0 to 1; 0 where nobody measures them."""
 
     cpu: float = 0.0
     memory_bandwidth: float = 0.0
     memory: float = 0.0
     network: float = 0.0
     storage: float = 0.0
+    llc_hit: float = 0.0
+    """Share of last-level cache look-ups that hit, in the domain where fewest do."""
+    remote: float = 0.0
+    """Share of pages that were given across domains, in the domain where most are."""
+    steal: float = 0.0
+    """Share of CPU time that the hypervisor took."""
 
 
 class SlotUse(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -1,6 +1,7 @@
-"""Recorded machines: a folder of `<id>.tar.gz` with `<id>.expected.json` beside each.
+"""Recorded machines: folders of `<id>.tar.gz` with `<id>.expected.json` beside each.
 
-COREFLEET_MACHINES names the folder; else it is `shared/machines` beside the checkout.
+`captures` holds what `agentd capture` wrote of machines at hand. COREFLEET_MACHINES names
+another folder; else that is `shared/machines` beside the checkout.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from agentd.hostfs import HostFs
 from agentd.probes import discover
 from agentd.probes.readings import read_readings
 
+CAPTURES = Path(__file__).parent / "captures"
 FOLDER = Path(
     os.environ.get("COREFLEET_MACHINES")
     or Path(__file__).resolve().parents[3] / "shared" / "machines"
@@ -55,14 +57,23 @@ def case_ids() -> list[str]:
     return sorted(path.name.removesuffix(".tar.gz") for path in FOLDER.glob("*.tar.gz"))
 
 
+def capture_ids() -> list[str]:
+    """Return the cases that the project recorded itself."""
+    return sorted(path.name.removesuffix(".tar.gz") for path in CAPTURES.glob("*.tar.gz"))
+
+
+def _folder(case: str) -> Path:
+    return CAPTURES if (CAPTURES / f"{case}.tar.gz").exists() else FOLDER
+
+
 def expected_of(case: str) -> Json:
-    loaded: Json = json.loads((FOLDER / f"{case}.expected.json").read_text(encoding="utf-8"))
+    loaded: Json = json.loads((_folder(case) / f"{case}.expected.json").read_text(encoding="utf-8"))
     return loaded
 
 
 def unpack(case: str, into: Path) -> Path:
     """Unpack a case; return its root."""
-    with tarfile.open(FOLDER / f"{case}.tar.gz") as archive:
+    with tarfile.open(_folder(case) / f"{case}.tar.gz") as archive:
         archive.extractall(into, filter="tar")
     return into / case
 
@@ -83,7 +94,7 @@ def report_of(root: Path, expected: Json) -> Json:
         report["variants"] = {
             path.name: examine(path)[1].get("resctrl") for path in sorted(root.iterdir())
         }
-    if "pressure" in expected:
+    if "pressure" in expected and (root / "variants").is_dir():
         report["pressure"] = {
             f"{path.name.removeprefix('pressure-')}/{name}": lines
             for path in sorted((root / "variants").glob("pressure-*"))

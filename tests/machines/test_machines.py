@@ -15,6 +15,7 @@ from tests.machines.cases import (
     FOLDER,
     INFORMATIONAL,
     Comparison,
+    capture_ids,
     case_ids,
     compare,
     examine,
@@ -23,11 +24,10 @@ from tests.machines.cases import (
     unpack,
 )
 
-CASES: list[Any] = [*case_ids()] or [
-    pytest.param(
-        "none", marks=pytest.mark.skip(reason=f"recorded machines: no *.tar.gz in {FOLDER}")
-    )
-]
+CASES: list[Any] = [*capture_ids(), *case_ids()]
+if not case_ids():
+    reason = f"recorded machines: no *.tar.gz in {FOLDER}"
+    CASES.append(pytest.param("none", marks=pytest.mark.skip(reason=reason)))
 
 
 @pytest.fixture(scope="module")

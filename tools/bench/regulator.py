@@ -1,4 +1,7 @@
-"""The regulator's law on a model of a memory system, over demand traces. A model, no machine."""
+"""The regulator's law on a model of a memory system, over demand traces. A model, no machine.
+
+Only the canary's cost is measured for real.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Literal
 from agentd.bandwidth.report import DomainLoad, Report
 from agentd.core.regulation import LiftBatch, RegulatorSettings, SetBatchShare
 from agentd.core.regulator import Regulator
+from tools.bench.canary_cost import canary_cost
 from tools.bench.demand_traces import SEED, TICK_S, traces
 from tools.bench.machine import Measured, progress
 from tools.bench.memory_system import CURVES, Curve, Demand, Load, solve
@@ -63,7 +67,9 @@ def run(*, quick: bool, peer: str) -> Measured:
                 rows = {n: _row(curve, t, without[n], capped[n]) for n, t in asked.items()}
                 measured.peer[key] = {"summary": _summary(rows), **rows}
                 progress(f"{key} static: {_summary(rows)}")
-    measured.results = _headline(measured.results) | measured.results
+    progress("the canary's cost on this machine")
+    cost = canary_cost(10.0 if quick else 30.0)
+    measured.results = _headline(measured.results) | cost | measured.results
     return measured
 
 

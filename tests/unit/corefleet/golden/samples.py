@@ -226,7 +226,7 @@ _registration = NodeRegistration(
     isolation=("memory bandwidth: canary",),
     draining=True,
 )
-_load = LoadVector(0.5, 0.25, 0.125, 0.0625, 0.75)
+_load = LoadVector(0.5, 0.25, 0.125, 0.0625, 0.75, 0.875, 0.375, 0.625)
 _slots = SlotUse("support", 1, 8, 3)
 _slow = SlowTask(TASK, 2, 12.5)
 _view = NodeView(
