@@ -7,6 +7,9 @@ from collections.abc import Callable
 
 from agentd.notify import Notifier
 
+LEAST_PAUSE_S = 1.5
+"""Beats are counted once a second: no feeding is judged by less than that."""
+
 
 class Watchdog:
     """`sent` tells how many beats have gone out; before `expect` none are asked for.
@@ -41,6 +44,5 @@ class Watchdog:
         if sent != self._seen or not self._expected:
             self._notifier.alive()
         self._seen = sent
-        # Beats are counted once a second: no feeding is judged by less than that.
-        pause = max(1.5, self._notifier.watchdog_s / 5)
+        pause = max(LEAST_PAUSE_S, self._notifier.watchdog_s / 5)
         self._alarm = asyncio.get_running_loop().call_later(pause, self._feed)

@@ -226,3 +226,22 @@ def test_an_adopted_process_that_never_answers_is_killed_and_replaced() -> None:
     (kill,) = core.tick(START_TIMEOUT_S["worker"] + 1.0)
     assert isinstance(kill, KillInstance)
     assert started(core.ended("old-1", "ended unseen", 61.5)) == ["pool-d0-1-800000"]
+
+
+def test_a_drained_worker_is_stopped_and_another_started_beside_it() -> None:
+    core = Supervision(Middle())
+    (name,) = started(core.want({WORKER: (1, "v1")}, 0.0))
+    core.ready(name, 0.1)
+    stop, start = core.drain(name, "not bound", 1.0)
+    assert stop == StopInstance(name, WORKER, "not bound")
+    assert isinstance(start, Start)
+    assert core.drain(name, "not bound", 1.1) == []
+    assert core.ended(name, "exit code 0", 2.0) == []
+    assert core.running() == (start.instance,)
+
+
+def test_a_drained_engine_is_replaced_once_it_has_gone() -> None:
+    core = Supervision(Middle())
+    (name,) = started(core.want({ENGINE: (1, "v1")}, 0.0))
+    assert len(core.drain(name, "not bound", 1.0)) == 1
+    assert len(started(core.ended(name, "exit code 0", 2.0))) == 1
