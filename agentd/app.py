@@ -147,10 +147,12 @@ async def _systemd_launcher(
         memory_nodes={domain: found.memory_nodes for domain, found in empty.domains.items()},
         numa=topology.numa,
         writable=(rooms.log.parent, rooms.run),
+        models=rooms.run / "models",
+        hidden=(rooms.kept,),
         working_directory=Path("/"),
         dynamic_user=config.dynamic_user,
     )
-    launcher = await SystemdLauncher.find(HostFs(), rooms.run / "units", settings)
+    launcher = await SystemdLauncher.find(HostFs(), rooms.kept / "units", settings)
     if config.confine_system:
         cpus = {cpu for domain in empty.domains.values() for cpu in domain.system_cpus}
         await launcher.confine_system(sorted(cpus))

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Literal
 
+import msgspec
 import structlog
 
-from agentd.bandwidth.pipe import CanarySetup, Setup, domain_setups
+from agentd.bandwidth.pipe import CanarySetup, DomainSetup, Setup, domain_setups
 from agentd.bandwidth.report import Report
 from agentd.bandwidth.resctrl import ResctrlDriver
 from agentd.core.plan import Plan
@@ -30,7 +31,7 @@ from agentd.sensing import Sensing
 from corefleet.background import Background, stop
 from corefleet.clock import Clock
 from corefleet.config import BandwidthConfig, LogConfig
-from corefleet.errors import CorefleetError, Unavailable
+from corefleet.errors import CorefleetError, LaunchFailed, Unavailable
 from corefleet.messages.wire import LoadVector
 
 TICK_S = 1.0
@@ -76,15 +77,15 @@ class BandwidthControl:
         self._tasks: list[asyncio.Task[None]] = []
         peaks = {int(domain): peak for domain, peak in config.peak_bytes_per_s.items()}
         self._peaks = {domain: peak for domain, peak in peaks.items() if domain in topology.domains}
-        setup = Setup(
+        self._setup = Setup(
             node=node,
             log=log,
-            domains=domain_setups(topology, peaks=self._peaks),
+            domains=(),
             interval_s=config.interval_s,
             canary=CanarySetup(every_s=config.canary_every_s),
             measure_peak=config.measure_peak,
         )
-        self._sensing = Sensing(setup, self._take, background)
+        self._sensing: Sensing | None = None
 
     @property
     def actuator(self) -> Actuator:
@@ -114,6 +115,8 @@ class BandwidthControl:
         """Begin to sense, and to limit batch."""
         if self.actuator == "none" or self._config.sense == "off":
             return
+        setup = msgspec.structs.replace(self._setup, domains=await self._domains())
+        self._sensing = Sensing(setup, self._take, self._background)
         await self._sensing.start()
         self._do(self._regulator.start(self._clock.monotonic()))
         self._tasks = [
@@ -126,7 +129,8 @@ class BandwidthControl:
 
         The last limits stay for processes that outlive agentd; else our groups are removed.
         """
-        await self._sensing.close()
+        if self._sensing is not None:
+            await self._sensing.close()
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             await stop(task)
@@ -185,7 +189,7 @@ class BandwidthControl:
     @property
     def report(self) -> Report | None:
         """The newest report of the sensors."""
-        return self._sensing.latest()
+        return self._sensing.latest() if self._sensing is not None else None
 
     @property
     def domains(self) -> Mapping[int, DomainState]:
@@ -225,6 +229,20 @@ class BandwidthControl:
         if report is not None:
             lines += [f"memory bandwidth: {why}" for why in report.why_not]
         return tuple(lines)
+
+    async def _domains(self) -> tuple[DomainSetup, ...]:
+        """Return what is sensed, with the control groups whose cache misses can be counted."""
+        groups: dict[int, tuple[str, ...]] = {}
+        batch: dict[int, str] = {}
+        try:
+            for domain in self._topology.domains:
+                found = await self._launcher.groups(domain)
+                groups[domain] = tuple(found.values())
+                if "batch" in found:
+                    batch[domain] = found["batch"]
+        except LaunchFailed as error:
+            _log.warning("Control groups are not counted", reason=str(error))
+        return domain_setups(self._topology, peaks=self._peaks, groups=groups, batch_groups=batch)
 
     def _take(self, report: Report) -> None:
         self._do(self._regulator.report(report, self._clock.monotonic(), self._batch_in))

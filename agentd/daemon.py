@@ -246,7 +246,7 @@ class Daemon:
         await self._here.files.start(fillers)
         self._supervisor.adopt([p for p in processes if p not in fillers])
         if self._launcher.outlives:
-            directory, node = self._here.rooms.run, self._config.node_id
+            directory, node = self._here.rooms.kept, self._config.node_id
             self._resumes = await asyncio.to_thread(standing.load, directory, node, self._here.host)
             _log.info("Adopted", processes=len(processes), epoch=self._resumes)
 
@@ -347,7 +347,7 @@ class Daemon:
     async def _keep_standing(self, epoch: int) -> None:
         """Let the next agentd know the epoch that it may resume."""
         if self._launcher.outlives:
-            directory, node = self._here.rooms.run, self._config.node_id
+            directory, node = self._here.rooms.kept, self._config.node_id
             await asyncio.to_thread(standing.save, directory, node, epoch, self._here.host)
 
     async def _keep_registered(self) -> None:

@@ -28,7 +28,7 @@ async def release(host: HostFs, run_dir: Path = Path("/run/corefleet")) -> list[
     settings = SystemdSettings(node="", cpus={}, batch_cpus={})
     launcher: SystemdLauncher | None = None
     try:
-        launcher = await SystemdLauncher.find(host, run_dir / "units", settings)
+        launcher = await SystemdLauncher.find(host, run_dir / "kept" / "units", settings)
     except Incompatible as error:
         _log.info("Nothing to release of systemd", reason=str(error))
     if launcher is not None:

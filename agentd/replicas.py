@@ -103,6 +103,7 @@ class ModelReplicas:
             await process.wait()
         if self._mounts is None:
             return
+        await asyncio.to_thread(self._make_directory)
         for domain in self._rooms:
             found = await asyncio.to_thread(self._look, domain)
             if found is None:
@@ -292,6 +293,13 @@ class ModelReplicas:
         self._feed(Evicted(domain, model))
 
     # What lies there. These block.
+
+    def _make_directory(self) -> None:
+        """Units that start before the first mount can only be kept out of what is there."""
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            _log.warning("No place for models", at=str(self._directory), reason=str(error))
 
     def _still_there(self, domain: int) -> bool:
         return wrong_mount(mount_at(self._host, self._at(domain)), domain) is None

@@ -21,6 +21,11 @@ class Rooms:
     log: Path
     borrowed: bool = False
 
+    @property
+    def kept(self) -> Path:
+        """What this boot's next agentd is told; no process of ours sees it."""
+        return self.run / "kept"
+
     def close(self) -> None:
         """Remove what was borrowed."""
         if self.borrowed:

@@ -38,6 +38,7 @@ def load(directory: Path, node: str, host: HostFs) -> int:
 
 def save(directory: Path, node: str, epoch: int, host: HostFs) -> None:
     """Keep `epoch` for the next agentd of this boot; raises OSError. Blocks."""
+    directory.mkdir(parents=True, exist_ok=True)
     fresh = directory / f".{_FILE}"
     fresh.write_bytes(msgspec.json.encode(Standing(node=node, epoch=epoch, boot=_boot(host))))
     os.replace(fresh, directory / _FILE)

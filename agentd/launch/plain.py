@@ -20,7 +20,7 @@ import structlog
 from agentd.core.cpulist import format_list
 from agentd.hostfs import HostFs
 from agentd.launch.binder import Binder, becomes_command, bind_threads, find_binder
-from agentd.launch.protocol import ExitStatus, LaunchSpec
+from agentd.launch.protocol import ExitStatus, LaunchSpec, ServiceClass
 from agentd.launch.verify import wrong_binding
 from corefleet.errors import Incompatible, LaunchFailed
 
@@ -164,6 +164,9 @@ class PlainLauncher:
     async def squeeze(self, domain: int, cpus: float | None) -> None:
         if cpus is not None:
             raise LaunchFailed(f"domain {domain}: batch cannot be squeezed: no cgroup to write to")
+
+    async def groups(self, domain: int) -> dict[ServiceClass, str]:
+        return {}
 
     async def close(self) -> None:
         return

@@ -84,6 +84,8 @@ PROPERTIES: Mapping[str, Known] = {
     "PrivateIPC": Known("b", 248, "processes share System V IPC"),
     "ProtectSystem": Known("s", 214, "processes may write outside their directories"),
     "ReadWritePaths": Known("as", 231),
+    "ReadOnlyPaths": Known("as", 231, "engines may change the replicas that they share"),
+    "InaccessiblePaths": Known("as", 231, "workers may change the replicas of models"),
     "ProtectHome": Known("s", 214, "processes see home directories"),
     "ProtectProc": Known("s", 247, "processes see each other in procfs"),
     "ProtectKernelTunables": Known("b", 232, "processes may write kernel settings"),
@@ -105,8 +107,10 @@ class Settings:
 
     `cpus`: by domain, those that our slices may use. `batch_cpus`: by domain, the CPUs' worth
     of time that batch starts with; absent: all. `memory_nodes`: by domain, where its memory comes
-    from; absent: the domain itself. `writable`: where workers and engines may
-    write. `numa` False: the kernel has no NUMA, memory is not bound.
+    from; absent: the domain itself. `writable`: where workers and engines may write. `models`:
+    where replicas lie; engines only read it, workers do not see it, if it is there before they
+    start. `hidden`: what none of them sees, e.g. what agentd keeps for its successor. `numa`
+    False: the kernel has no NUMA, memory is not bound.
     """
 
     node: str
@@ -118,6 +122,8 @@ class Settings:
     numa: bool = True
     prefix: str = "corefleet"
     writable: tuple[Path, ...] = ()
+    models: Path | None = None
+    hidden: tuple[Path, ...] = ()
     environment: Mapping[str, str] | None = None
     working_directory: Path | None = None
     dynamic_user: bool = False
@@ -310,6 +316,15 @@ def _hardening(
     }
     if settings.writable:
         values["ReadWritePaths"] = [f"-{path}" for path in settings.writable]
+    # File modes do not hold: without DynamicUser all are the same user's.
+    hidden = [f"-{path}" for path in settings.hidden]
+    if settings.models is not None:
+        if spec.kind == "engine":
+            values["ReadOnlyPaths"] = [f"-{settings.models}"]
+        else:
+            hidden.append(f"-{settings.models}")
+    if hidden:
+        values["InaccessiblePaths"] = hidden
     if not _below(places, _SHARED_TEMPORARY):
         values["PrivateTmp"] = True
     return values

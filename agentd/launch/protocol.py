@@ -11,6 +11,7 @@ import msgspec
 
 ServiceClass = Literal["engine", "online", "batch"]
 """Whose CPUs and bandwidth are squeezed first: `batch`, never `engine`."""
+SERVICE_CLASSES: tuple[ServiceClass, ...] = ("engine", "online", "batch")
 
 
 class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -131,6 +132,12 @@ class Launcher(Protocol):
         """Let the batch class of `domain` use so many CPUs' worth of time; None: all.
 
         Raises LaunchFailed when this launcher cannot (see `unisolated`).
+        """
+
+    async def groups(self, domain: int) -> dict[ServiceClass, str]:
+        """Return the control group of each class in `domain`, below the kernel's root.
+
+        They are there from then on. {}: this launcher has none. Raises LaunchFailed.
         """
 
     async def close(self) -> None:

@@ -28,8 +28,9 @@ from agentd.launch.properties import (
     is_unit_name,
     mask,
     parse_version,
+    slice_group,
 )
-from agentd.launch.protocol import ExitStatus, LaunchSpec
+from agentd.launch.protocol import SERVICE_CLASSES, ExitStatus, LaunchSpec, ServiceClass
 from agentd.launch.units import Deadlines, Running, Units
 from agentd.launch.verify import wrong_binding
 from corefleet.background import Background
@@ -259,6 +260,15 @@ class SystemdLauncher:
 
     async def squeeze(self, domain: int, cpus: float | None) -> None:
         await self._units.squeeze(domain, cpus)
+
+    async def groups(self, domain: int) -> dict[ServiceClass, str]:
+        units = self._units
+        found: dict[ServiceClass, str] = {}
+        for service_class in SERVICE_CLASSES:
+            await units.make_slice(service_class, domain)
+            group = slice_group(units.settings.prefix, service_class, domain)
+            found[service_class] = f"sys/fs/cgroup/{group}"
+        return found
 
     async def confine_system(self, cpus: Sequence[int]) -> None:
         """Keep all that is not ours on `cpus` until the next boot, or `release_system`."""

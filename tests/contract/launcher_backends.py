@@ -34,6 +34,9 @@ DOMAIN = _last_domain()
 PATIENCE_S = 60.0
 """An emulated machine is ten times slower than a real one."""
 
+MODELS = "models"
+"""Where replicas would lie in a test's directory."""
+
 _SLOW = Deadlines(call_s=30.0, job_s=60.0, verdict_s=20.0, applied_s=20.0)
 
 
@@ -151,6 +154,7 @@ def settings(prefix: str, directory: Path) -> SystemdSettings:
         numa=TOPOLOGY.numa,
         prefix=prefix,
         writable=(directory,),
+        models=directory / MODELS,
         stop_timeout_s=5.0,
     )
 

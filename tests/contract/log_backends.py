@@ -91,6 +91,14 @@ class Collected(Generic[T]):
         self.items.append(item)
         self._more.set()
 
+    async def until(self, right: Callable[[list[T]], bool], timeout_s: float = 20.0) -> list[T]:
+        """Return the items once they are `right`; raises TimeoutError."""
+        async with asyncio.timeout(timeout_s):
+            while not self.items or not right(self.items):
+                self._more.clear()
+                await self._more.wait()
+        return self.items
+
     async def at_least(self, count: int, timeout_s: float = 20.0) -> list[T]:
         """Return the items once there are `count`; raises TimeoutError."""
         async with asyncio.timeout(timeout_s):

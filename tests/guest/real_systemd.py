@@ -17,8 +17,9 @@ from agentd.core.cpulist import format_list
 from agentd.launch import ExitStatus, Launcher, SystemdLauncher
 from agentd.launch.systemd import SystemdProcess
 from corefleet.errors import LaunchFailed
-from tests.contract.launcher_backends import DOMAIN, PATIENCE_S, Backend, spec
+from tests.contract.launcher_backends import DOMAIN, MODELS, PATIENCE_S, Backend, spec
 from tests.contract.test_launcher import SLEEP, Start, backend, launcher, nothing_is_left, start
+from tests.unit.agentd.launch.scripted_systemd import until
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -106,6 +107,33 @@ async def test_a_node_that_is_not_there_is_a_failed_start(
         await launcher.start(spec(*SLEEP, memory_nodes=(63,)))
     await nothing_is_left(backend)
     assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == list(SLEEP)]
+
+
+@pytest.mark.parametrize(("kind", "sees"), [("engine", ["replica"]), ("worker", [])])
+async def test_replicas_cannot_be_changed_by_the_units_of_the_node(
+    start: Start, tmp_path: Path, kind: str, sees: list[str]
+) -> None:
+    replica = tmp_path / MODELS / "replica"
+    replica.parent.mkdir()
+    replica.write_text("right")
+    replica.chmod(0o444)
+    told = tmp_path / "told"
+    code = (
+        "import os, time\n"
+        "seen, did = [], []\n"
+        f"attempts = (lambda: seen.extend(os.listdir({str(replica.parent)!r})),"
+        f" lambda: os.chmod({str(replica)!r}, 0o666), lambda: os.remove({str(replica)!r}))\n"
+        "for number, attempt in enumerate(attempts):\n"
+        "    try: attempt(); did.append(number)\n"
+        "    except OSError: pass\n"
+        f"open({str(told)!r}, 'w').write(repr((seen, did)))\n"
+        "time.sleep(600)"
+    )
+    process = await start(spec(sys.executable, "-c", code, kind=kind))
+    await until(lambda: told.exists() and told.read_text(), PATIENCE_S)
+    process.kill()
+    assert told.read_text() == repr((sees, [0] if sees else []))
+    assert (replica.read_text(), replica.stat().st_mode & 0o777) == ("right", 0o444)
 
 
 async def test_what_the_manager_of_the_machine_lacks_is_said(launcher: Launcher) -> None:

@@ -16,7 +16,7 @@ from agentd.app import run
 from agentd.core.topology import Overrides, Topology
 from agentd.hostfs import HostFs
 from agentd.launch.kept import KeptSpecs
-from agentd.launch.protocol import ExitStatus, LaunchSpec
+from agentd.launch.protocol import ExitStatus, LaunchSpec, ServiceClass
 from agentd.probes import discover
 from agentd.rooms import Rooms
 from corefleet import config as configuration
@@ -99,12 +99,15 @@ class OutlivingLauncher:
     async def squeeze(self, domain: int, cpus: float | None) -> None:
         return
 
+    async def groups(self, domain: int) -> dict[ServiceClass, str]:
+        return {}
+
     async def close(self) -> None:
         return
 
 
 async def find(config: AgentdConfig, topology: Topology, rooms: Rooms) -> OutlivingLauncher:
-    return OutlivingLauncher(rooms.run / "units")
+    return OutlivingLauncher(rooms.kept / "units")
 
 
 def main(path: str) -> None:

@@ -69,7 +69,7 @@ class Unit:
         await self.agentd.wait()
 
     def workers(self) -> list[psutil.Process]:
-        pids = (self.run / "units").glob("*.json")
+        pids = (self.run / "kept" / "units").glob("*.json")
         return [psutil.Process(int(p.stem)) for p in pids if psutil.pid_exists(int(p.stem))]
 
     async def close(self) -> None:

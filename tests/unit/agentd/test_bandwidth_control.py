@@ -12,7 +12,7 @@ from agentd.bandwidth_control import BandwidthControl
 from agentd.core.plan import make_plan
 from agentd.core.topology import Overrides, Topology
 from agentd.hostfs import HostFs
-from agentd.launch.protocol import Launcher
+from agentd.launch.protocol import Launcher, ServiceClass
 from agentd.probes import discover
 from corefleet.background import Background
 from corefleet.clock import SystemClock
@@ -33,6 +33,11 @@ class Squeezed:
         self.refusals = refusals
         self.given: list[tuple[int, float | None]] = []
         self.changed = asyncio.Event()
+
+    async def groups(self, domain: int) -> dict[ServiceClass, str]:
+        if self.refusals:
+            raise LaunchFailed("systemd does not answer")
+        return {"batch": f"sys/fs/cgroup/b{domain}", "online": f"sys/fs/cgroup/o{domain}"}
 
     async def squeeze(self, domain: int, cpus: float | None) -> None:
         if self.refusals:

@@ -17,6 +17,7 @@ from agentd.filler.record import part_path, read_verified
 from agentd.filler.run import FILLER_KIND, Fillers, Room, Source, sources_of
 from agentd.hostfs import HostFs
 from agentd.launch import LaunchSpec, PlainLauncher, Process
+from agentd.launch.protocol import ServiceClass
 from agentd.replica_mounts import Mounts, PlainMounts
 from agentd.replicas import ModelReplicas
 from corefleet.background import Background
@@ -51,6 +52,9 @@ class Recording:
 
     async def adopt(self) -> tuple[Process, ...]:
         return ()
+
+    async def groups(self, domain: int) -> dict[ServiceClass, str]:
+        return {}
 
     async def squeeze(self, domain: int, cpus: float | None) -> None:
         return
@@ -155,6 +159,13 @@ async def test_callers_at_the_same_time_share_one_fill(
     assert read_verified(paths[0], source.sha256, source.size_bytes) is not None
     (state,) = replicas.states()
     assert (state.state, state.bytes, state.why) == ("ready", source.size_bytes, "")
+
+
+async def test_their_directory_is_there_before_anything_is_mounted(
+    make: Make, source: Source, tmp_path: Path
+) -> None:
+    await make({"small": source}, PlainMounts(HostFs()))
+    assert (tmp_path / "models").is_dir()
 
 
 @pytest.mark.usefixtures("may_mount")

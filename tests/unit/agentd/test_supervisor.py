@@ -11,7 +11,7 @@ import pytest
 
 from agentd import supervisor as supervisor_module
 from agentd.core.supervision import CRASH_LOOP, HOPELESS_EXIT, Supervision, UnitKey
-from agentd.launch.protocol import ExitStatus, LaunchSpec, Process
+from agentd.launch.protocol import ExitStatus, LaunchSpec, Process, ServiceClass
 from agentd.supervisor import Supervisor
 from corefleet.background import Background
 from corefleet.clock import SystemClock
@@ -80,6 +80,9 @@ class House:
 
     async def squeeze(self, domain: int, cpus: float | None) -> None:
         return
+
+    async def groups(self, domain: int) -> dict[ServiceClass, str]:
+        return {}
 
     async def close(self) -> None:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,7 @@ def test_every_property_is_in_the_table_and_marshals_as_its_type(version: int, k
         cpus={2: (8,)},
         batch_cpus={},
         writable=(Path("/var/lib/corefleet"),),
+        models=Path("/run/corefleet/models"),
         environment={"A": "b"},
         working_directory=Path("/opt"),
         dynamic_user=True,
@@ -195,6 +197,20 @@ def test_what_it_works_on_stays_visible(
     values = told(spec(**changes))
     assert values["ProtectHome"] == home
     assert ("PrivateTmp" in values) is temporary
+
+
+def test_engines_only_read_the_replicas_and_workers_do_not_see_them() -> None:
+    settings = Settings(node="n1", cpus={2: (8,)}, batch_cpus={}, models=Path("/run/c/models"))
+    names = {"ReadOnlyPaths", "InaccessiblePaths"}
+    for kind, name in (("engine", "ReadOnlyPaths"), ("worker", "InaccessiblePaths")):
+        found = told(spec(kind=kind), settings)
+        assert {key: found[key] for key in names & set(found)} == {name: ["-/run/c/models"]}
+    hiding = replace(settings, hidden=(Path("/run/c/kept"),))
+    for kind, seen in (("engine", []), ("worker", ["-/run/c/models"])):
+        found = told(spec(kind=kind), hiding)
+        assert found["InaccessiblePaths"] == ["-/run/c/kept", *seen]
+    # The filler writes there.
+    assert not names & set(told(spec(kind="filler"), settings))
 
 
 def test_only_batch_slices_have_a_quota() -> None:
