@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from agentd.core.cpulist import format_list
 from tools.guest import install, payload
 from tools.guest.cache import LOG, guest_cache
 from tools.guest.errors import GuestError
@@ -86,9 +87,12 @@ def _check_discovery(guest: Guest) -> str:
     }
     seen = {node: domain["distances"] for node, domain in found["domains"].items()}
     cpus = {node: domain["cpus"] for node, domain in found["domains"].items()}
-    wanted = {str(node): list(LAYOUT.cpus_of(node)) for node in range(LAYOUT.nodes)}
+    wanted = {str(node): format_list(LAYOUT.cpus_of(node)) for node in range(LAYOUT.nodes)}
     if (found["arch"], seen, cpus) != ("aarch64", distances, wanted):
-        raise GuestError(f"discovery found {found}; the machine is {LAYOUT}")
+        raise GuestError(
+            f"discovery found {found['arch']}, CPUs {cpus}, distances {seen}; "
+            f"the machine is {LAYOUT}"
+        )
     return f"discovery: {found['arch']}, CPUs {cpus}, distances {seen}"
 
 
