@@ -26,7 +26,7 @@ from agentd.notify import Notifier
 from agentd.probe_port import PortInUse
 from agentd.probes import discover
 from agentd.replica_setup import make_replicas
-from agentd.requirements import NUMA_BINDING
+from agentd.requirements import wants_numa
 from agentd.rooms import Rooms, make_rooms
 from agentd.settings import check_config, overrides_of, plan_settings
 from corefleet import config as configuration
@@ -127,7 +127,7 @@ async def find_launcher(config: AgentdConfig, topology: Topology, rooms: Rooms) 
                 raise
             _log.warning("Not started as units of systemd", reason=str(error))
     first = next(iter(topology.domains.values()))
-    numa = NUMA_BINDING in config.require or "numa" in config.require
+    numa = wants_numa(config.require)
     return await PlainLauncher.find(HostFs(), first.cpus, first.domain, require_numa=numa)
 
 

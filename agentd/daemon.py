@@ -122,8 +122,6 @@ class Daemon:
         """Epoch of the earlier agentd whose processes are adopted, 0 for none."""
         self._restart_grace_s = 0.0
         self._leaving = False
-        self._unwell: tuple[str, ...] = ()
-        self._should_drain = False
         self._told: NodeRegistration | None = None
         self.node = Node(config.node_id)
         self._links = WorkerLinks(here.rooms.run / "workers.sock", self, clock)
@@ -147,7 +145,7 @@ class Daemon:
             {"data_dir": Path(config.data_dir), "run_dir": here.rooms.run},
             clock,
             background,
-            self._judged,
+            _tell_unwell,
             beats=lambda: (self._beats.sent, config.beat_interval_s),
         )
         self.isolation = Isolation(here, self._supervisor, self._look_again, clock, background)
@@ -372,7 +370,7 @@ class Daemon:
             self._here.models.sizes,
             self._config.labels,
             serves_models=bool(self._config.models),
-            settings=plan_settings(self._config.plan, bool(not self._here.files.unisolated)),
+            settings=plan_settings(self._config.plan, not self._here.files.unisolated),
             before=before,
         )
         known = before.warnings if before is not None else ()
@@ -401,7 +399,7 @@ class Daemon:
             self._replan(self._pools)
 
     def _registration(self) -> NodeRegistration:
-        plan = self._plan
+        plan, health = self._plan, self._health.latest
         return NodeRegistration(
             node=self._config.node_id,
             rack=self._config.rack,
@@ -428,10 +426,10 @@ class Daemon:
                 *self._here.files.unisolated,
                 *(plan.warnings if plan is not None else ()),
                 *self._supervisor.troubles(),
-                *self._unwell,
+                *(health.unwell if health is not None else ()),
             ),
             isolation=(*self.isolation.lines(), *self._replica_lines()),
-            draining=self._should_drain,
+            draining=health is not None and health.should_drain,
         )
 
     def _replica_lines(self) -> tuple[str, ...]:
@@ -465,13 +463,6 @@ class Daemon:
             sensed=self.isolation.sensed,
         )
 
-    def _judged(self, verdict: HealthVerdict) -> None:
-        """The node's health: an unwell one is given nothing new until it is well again."""
-        self._unwell = verdict.unwell
-        self._should_drain = verdict.should_drain
-        if verdict.unwell:
-            _log.warning("Unwell", reasons=list(verdict.unwell), draining=verdict.should_drain)
-
     def _engine_ready(self, instance: str) -> None:
         self._supervisor.ready(instance)
 
@@ -489,3 +480,9 @@ class Daemon:
         if self._layout is None:
             raise AssertionError("an attempt was accepted before the node was registered")
         return self._layout
+
+
+def _tell_unwell(verdict: HealthVerdict) -> None:
+    """Log what is wrong; the registration tells it to the control plane."""
+    if verdict.unwell:
+        _log.warning("Unwell", reasons=list(verdict.unwell), draining=verdict.should_drain)

@@ -9,7 +9,7 @@ from agentd.launch import Launcher, SystemdLauncher
 from agentd.models import FoundModels
 from agentd.replica_mounts import PlainMounts, SystemdMounts, choose_mounts, may_mount
 from agentd.replicas import ModelReplicas
-from agentd.requirements import NUMA_BINDING
+from agentd.requirements import wants_numa
 from agentd.rooms import Rooms
 from corefleet.background import Background
 from corefleet.clock import Clock
@@ -45,7 +45,7 @@ def make_replicas(
         launcher=launcher,
         mounts=mounts,
         why_not=why_not,
-        must=bool({"numa", NUMA_BINDING} & set(config.require)) and mounts is not None,
+        must=wants_numa(config.require) and mounts is not None,
         host=host,
         clock=clock,
         background=background,

@@ -16,6 +16,11 @@ _CONTROLS = ("resctrl", "software")
 _BOOT_CGROUPS = "boot with systemd.unified_cgroup_hierarchy=1"
 
 
+def wants_numa(requirements: Iterable[str]) -> bool:
+    """Whether memory must be bound, by either of the requirement's names."""
+    return not {"numa", NUMA_BINDING}.isdisjoint(requirements)
+
+
 def unmet(
     requirements: Iterable[str],
     topology: Topology,

@@ -68,7 +68,7 @@ class Systemd:
         systemd = cls(address, call_timeout_s)
         try:
             await systemd._connected()
-        except BaseException:
+        except BaseException:  # cancelled, too: nobody else would close the connection
             await systemd.close()
             raise
         systemd._keeper = asyncio.create_task(systemd._keep(), name="systemd connection")
@@ -221,7 +221,7 @@ class Systemd:
             )
             bus.add_message_handler(self._message)
             await self._call_on(bus, _NAME, _PATH, _MANAGER, "Subscribe", "")
-        except BaseException:
+        except BaseException:  # cancelled, too: nobody else knows of this connection
             bus.disconnect()
             await _drop(bus)
             raise

@@ -73,7 +73,7 @@ def _make(final: Path, make: Callable[[Path], None]) -> None:
         scratch.chmod(0o755)
         make(scratch)
         scratch.rename(final)
-    except BaseException:
+    except BaseException:  # interrupted, too: half of it must not stay
         with suppress(FileNotFoundError):
             (scratch / LOG).replace(final.parent / f"{final.name}.failed.log")
         shutil.rmtree(scratch)

@@ -48,7 +48,7 @@ class Guest:
     def __enter__(self) -> Guest:
         try:
             self._connect()
-        except BaseException:
+        except BaseException:  # interrupted, too: __exit__ is not called then
             self.close()
             raise
         return self

@@ -83,7 +83,7 @@ class Machine:
     def __enter__(self) -> Machine:
         try:
             self._start()
-        except BaseException:
+        except BaseException:  # interrupted, too: __exit__ is not called then
             self.close()
             raise
         return self
