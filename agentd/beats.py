@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from pathlib import Path
 import structlog
 
 from agentd.heartbeat.pipe import Setup, Status, Word, line_of, read_line
+from agentd.launch.mortal import die_with_parent
 from corefleet.background import Background
 from corefleet.errors import CorruptRecord
 
@@ -133,10 +133,8 @@ class Beats:
             pause = min(pause * 2, _RESTART_LIMIT_S)
 
     async def _run_child(self) -> str:
-        setpriv = shutil.which("setpriv")
-        mortal = (setpriv, "--pdeathsig", "KILL") if setpriv else ()
         process = await asyncio.create_subprocess_exec(
-            *mortal, sys.executable, "-m", "agentd.heartbeat",
+            *die_with_parent(), sys.executable, "-m", "agentd.heartbeat",
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )  # fmt: skip

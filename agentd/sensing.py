@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +11,7 @@ import structlog
 
 from agentd.bandwidth.pipe import MOST_LINE_BYTES, Setup, line_of, read_line
 from agentd.bandwidth.report import Report
+from agentd.launch.mortal import die_with_parent
 from corefleet.background import Background
 from corefleet.errors import CorruptRecord
 
@@ -92,10 +92,8 @@ class Sensing:
                 pause = min(pause * 2, _RESTART_LIMIT_S)
 
     async def _run_once(self) -> int:
-        setpriv = shutil.which("setpriv")
-        mortal = (setpriv, "--pdeathsig", "KILL") if setpriv else ()
         process = await asyncio.create_subprocess_exec(
-            *mortal, sys.executable, "-m", "agentd.bandwidth",
+            *die_with_parent(), sys.executable, "-m", "agentd.bandwidth",
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             limit=MOST_LINE_BYTES,

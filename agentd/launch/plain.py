@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import structlog
 from agentd.core.cpulist import format_list
 from agentd.hostfs import HostFs
 from agentd.launch.binder import Binder, becomes_command, bind_threads, find_binder
+from agentd.launch.mortal import die_with_parent
 from agentd.launch.protocol import ExitStatus, LaunchSpec, ServiceClass
 from agentd.launch.verify import wrong_binding
 from corefleet.errors import Incompatible, LaunchFailed
@@ -106,7 +106,7 @@ class PlainLauncher:
     def __init__(self, host: HostFs, binder: Binder, unisolated: tuple[str, ...]) -> None:
         self._host = host
         self._binder = binder
-        self._mortal = _die_with_parent()
+        self._mortal = die_with_parent()
         self.unisolated = unisolated
 
     @classmethod
@@ -187,14 +187,6 @@ def _output(spec: LaunchSpec) -> IO[bytes]:
         return open(os.dup(sys.stderr.fileno()), "wb", buffering=0)
     spec.log.parent.mkdir(parents=True, exist_ok=True)
     return spec.log.open("ab", buffering=0)
-
-
-def _die_with_parent() -> tuple[str, ...]:
-    setpriv = shutil.which("setpriv")
-    if setpriv is None:
-        _log.warning("setpriv is not on PATH: processes may outlive a killed agentd")
-        return ()
-    return (setpriv, "--pdeathsig", "KILL")
 
 
 async def _try(prefix: Sequence[str]) -> str | None:
