@@ -13,13 +13,14 @@ from corefleet.codec import decode
 from corefleet.errors import CorruptRecord
 from corefleet.messages.records import (
     ControldRegistration,
+    Drain,
     LostNode,
     NodeRegistration,
     Ownership,
     PoolSpec,
 )
 from corefleet.store import Change, Store
-from corefleet.subjects import CONTROLDS, LOST, NODES, POOLS, RACKS, SHARDS, name_in_key
+from corefleet.subjects import CONTROLDS, DRAINS, LOST, NODES, POOLS, RACKS, SHARDS, name_in_key
 
 _log = structlog.get_logger(__name__)
 
@@ -87,6 +88,7 @@ class Registry:
         self.pools = Table(store, background, POOLS, PoolSpec)
         self.nodes = Table(store, background, NODES, NodeRegistration)
         self.lost = Table(store, background, LOST, LostNode)
+        self.drains = Table(store, background, DRAINS, Drain)
 
     async def start(self) -> None:
         """Read all tables, then follow them. Raises Unavailable."""
@@ -109,4 +111,7 @@ class Registry:
 
     def _tables(self) -> Sequence[Table[Any]]:
         # Members last: who is gone must not be seen before what it owned.
-        return (self.pools, self.nodes, self.lost, self.racks, self.shards, self.controlds)
+        return (
+            *(self.pools, self.nodes, self.lost, self.drains),
+            *(self.racks, self.shards, self.controlds),
+        )

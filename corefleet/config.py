@@ -59,6 +59,12 @@ class LivenessConfig(Section, frozen=True):
     digest_interval_s: float = 0.25
     agentd_grace_s: float = 5.0
     """How long a node's attempts are left to it while its heartbeat goes on without agentd."""
+    max_lost_share: float = 0.2
+    """More of the cluster's nodes lost within `mass_window_s` holds requeueing until most
+    controlds agree; planned drains do not count."""
+    max_lost_floor: int = 8
+    """So many lost nodes never hold requeueing, however few nodes there are."""
+    mass_window_s: float = 10.0
 
 
 class ControldConfig(Section, frozen=True, kw_only=True):
@@ -260,6 +266,13 @@ def check_pool(spec: PoolSpec, where: str) -> PoolSpec:
         "result_ttl_s": 1,
         "history_turns": 0,
         "worker_memory_bytes": 0,
+        "rate_per_s": 0,
+        "burst": 0,
+        "tenant_rate_per_s": 0,
+        "backlog_limit": 0,
+        "weight": 1,
+        "max_in_flight": 0,
+        "max_in_flight_per_tenant": 0,
     }
     for key, least in at_least.items():
         value = getattr(spec, key)

@@ -96,6 +96,19 @@ def digest(rack: str) -> str:
 
 DIGESTS = "cf.digest.*"
 VERDICTS = "cf.verdict"
+LOSS_VOTES = "cf.loss"
+"""Publish: LossVote, while a mass loss is held."""
+
+PEERS = "cf.peer"
+"""Publish: PeerSuspected."""
+
+QUOTAS = "cf.quota"
+"""Publish: QuotaReport."""
+
+
+def observe(controld: str) -> str:
+    """Request: ObserveNode -> NodeObserved."""
+    return f"cf.control.{controld}.observe"
 
 
 def node_assign(node: str) -> str:
@@ -106,6 +119,11 @@ def node_assign(node: str) -> str:
 def node_drop(node: str) -> str:
     """Publish: DropAttempt."""
     return f"cf.node.{node}.drop"
+
+
+def node_yield(node: str) -> str:
+    """Publish: YieldAttempt."""
+    return f"cf.node.{node}.yield"
 
 
 def node_inventory(node: str) -> str:
@@ -173,6 +191,7 @@ RACKS = "/corefleet/racks/"
 NODES = "/corefleet/nodes/"
 LOST = "/corefleet/lost/"
 POOLS = "/corefleet/pools/"
+DRAINS = "/corefleet/drains/"
 
 
 def controld_key(controld: str) -> str:
@@ -197,6 +216,10 @@ def lost_key(node: str) -> str:
 
 def pool_key(pool: str) -> str:
     return f"{POOLS}{pool}"
+
+
+def drain_key(node: str) -> str:
+    return f"{DRAINS}{node}"
 
 
 def name_in_key(key: str) -> str:

@@ -153,6 +153,14 @@ class AttemptOver(Frame, frozen=True, tag="over"):
     reason: str = ""
 
 
+class YieldTask(Frame, frozen=True, tag="yield"):
+    """Give the attempt back (ReturnTask with `reason`) once its step under way is journaled."""
+
+    task: str
+    attempt: int
+    reason: str
+
+
 class MessageSent(Frame, frozen=True, tag="sent"):
     call: int
     task: str = ""
@@ -180,6 +188,7 @@ AgentdToWorker = (
     | RunResumed
     | StepsAppended
     | AttemptOver
+    | YieldTask
     | MessageSent
     | Ping
     | Stop

@@ -266,6 +266,20 @@ class NodeRegistration(Record, frozen=True):
     isolation: tuple[str, ...] = ()
     """One line for each kind of isolation: what is active, and why not a better one."""
     draining: bool = False
+    """The node asks to be drained: its health gets worse."""
+    accelerators: dict[str, int] = {}
+    """How many of each accelerator are there, by label."""
+
+
+class Drain(Record, frozen=True):
+    """Somebody wants a node free of tasks; stands until it is deleted (undrained)."""
+
+    node: str
+    by: str = ""
+    reason: str = ""
+    at_ms: int = 0
+    deadline_ms: int = 0
+    """Wall-clock milliseconds after which tasks are taken away between steps or not; 0: never."""
 
 
 class LostNode(Record, frozen=True):
@@ -318,6 +332,23 @@ class PoolSpec(Record, frozen=True):
     rate_per_s: float = 0.0
     """Submissions a second over the whole cluster; 0 is no limit."""
     burst: int = 0
+    tenant_rate_per_s: float = 0.0
+    """Submissions a second of each tenant over the whole cluster; 0 is no limit."""
+    backlog_limit: int = 0
+    """Queued tasks over the whole cluster above which submissions are refused; 0 is no limit."""
+    weight: int = 1
+    """Turns at free places, among the pools of its class."""
+    max_in_flight: int = 0
+    """Tasks that have a place at once, over the whole cluster; 0 is no limit."""
+    max_in_flight_per_tenant: int = 0
+    arch: str = ""
+    """Architecture that nodes must have, as `uname -m` says; '' is any."""
+    features: tuple[str, ...] = ()
+    """CPU features that nodes must have, as their registrations name them."""
+    accelerator: str = ""
+    """Label of the accelerator of which each task takes one; '' for none."""
+    exclusive: bool = False
+    """Nodes that run a task of the pool run none of another."""
     history_turns: int = 16
     worker_memory_bytes: int = 0
     """Most memory that one worker process may have; 0: its share of the domain."""

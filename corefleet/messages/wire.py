@@ -114,6 +114,54 @@ class Verdict(Message, frozen=True):
     reason: str = ""
 
 
+class ObserveNode(Message, frozen=True):
+    """A rack owner asks another controld for a second look at a silent node (rule 11)."""
+
+    node: str
+    node_epoch: int
+    address: str
+    """The node's probe address."""
+
+
+class NodeObserved(Message, frozen=True):
+    """What the second observer found. Without a bus of its own it gives no verdict (rule 10)."""
+
+    node: str
+    node_epoch: int
+    observer: str
+    alive: bool
+    """The node's own port answered the observer."""
+    reached: bool = True
+    """The observer could look at all; false: its answer counts for nothing."""
+
+
+class LossVote(Message, frozen=True):
+    """What one controld finds of a mass loss: its own probes of nodes that are held as lost."""
+
+    controld: str
+    number: int
+    """Counts the votes of this controld: the newest counts."""
+    unreachable: tuple[str, ...] = ()
+    """Held nodes whose port does not answer the voter."""
+    reachable: tuple[str, ...] = ()
+
+
+class PeerSuspected(Message, frozen=True):
+    """A controld finds another one dead before its lease shows it: look sooner."""
+
+    controld: str
+    by: str
+
+
+class QuotaReport(Message, frozen=True):
+    """What one controld asked of each shared quota since its last report, a few times a second."""
+
+    controld: str
+    number: int
+    demand: dict[str, float] = {}
+    """Wanted a second, refused demand included, by name of quota."""
+
+
 class RegisterNode(Message, frozen=True):
     """agentd's first message; the answer fixes its epoch."""
 
@@ -177,6 +225,15 @@ class DropAttempt(Message, frozen=True):
     task: str
     attempt: int
     reason: str
+
+
+class YieldAttempt(Message, frozen=True):
+    """Asks a node to give an attempt back at its next step boundary (TaskReturned)."""
+
+    task: str
+    attempt: int
+    reason: str
+    """Copied into TaskReturned; `preempted: ...` and `draining: ...` count against nobody."""
 
 
 class TaskReturned(Message, frozen=True):

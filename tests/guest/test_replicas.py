@@ -62,12 +62,15 @@ def run(guest: Guest, *orders: Order) -> dict[str, Told]:
 
 def remains(guest: Guest, target: str) -> str:
     """Return the files beside a replica that take room."""
-    return guest.must(f"find {Path(target).parent} -type f -size +0")
+    return guest.must(f"find {Path(target).parent} -type f -size +0 | sort")
 
 
 def identity(guest: Guest, told: Told) -> str:
-    """Return what would change if a replica were made again: inode, times."""
-    return guest.must(f"stat -c '%n %i %y %z' {' '.join(told.files.values())}")
+    """Return what would change if a replica were made again: inode, times.
+
+    By path: replicas of a model are filled side by side, and told as they end.
+    """
+    return guest.must(f"stat -c '%n %i %y %z' {' '.join(sorted(told.files.values()))}")
 
 
 @dataclass(frozen=True)

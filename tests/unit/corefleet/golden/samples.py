@@ -34,11 +34,13 @@ from corefleet.messages.links import (
     WelcomeBack,
     WorkerAlive,
     WorkerHello,
+    YieldTask,
 )
 from corefleet.messages.records import (
     ClusterSettings,
     ControldRegistration,
     DomainInfo,
+    Drain,
     Ending,
     Failure,
     JournalEntry,
@@ -76,9 +78,14 @@ from corefleet.messages.wire import (
     InventoryQuery,
     ListTasks,
     LoadVector,
+    LossVote,
+    NodeObserved,
     NodeRegistered,
     NodeView,
+    ObserveNode,
+    PeerSuspected,
     PoolsChanged,
+    QuotaReport,
     RackDigest,
     RegisterNode,
     SlotUse,
@@ -95,6 +102,7 @@ from corefleet.messages.wire import (
     TaskWaiting,
     TokenText,
     Verdict,
+    YieldAttempt,
 )
 
 _BASES = {records.Record, wire.Message, wire.Event, links.Frame}
@@ -206,6 +214,15 @@ _pool = PoolSpec(
     result_ttl_s=60,
     rate_per_s=100.0,
     burst=200,
+    tenant_rate_per_s=10.0,
+    backlog_limit=5000,
+    weight=3,
+    max_in_flight=400,
+    max_in_flight_per_tenant=40,
+    arch="aarch64",
+    features=("sve",),
+    accelerator="npu",
+    exclusive=True,
     history_turns=8,
     worker_memory_bytes=2**31,
 )
@@ -225,6 +242,7 @@ _registration = NodeRegistration(
     warnings=("no cgroup v2",),
     isolation=("memory bandwidth: canary",),
     draining=True,
+    accelerators={"npu": 8},
 )
 _load = LoadVector(0.5, 0.25, 0.125, 0.0625, 0.75, 0.875, 0.375, 0.625)
 _slots = SlotUse("support", 1, 8, 3)
@@ -270,6 +288,7 @@ SAMPLES: list[msgspec.Struct] = [
     ),
     Ownership(controld="c1", epoch=9),
     LostNode(node="n1", epoch=4, by="c1", at_ms=NOW_MS, reason="three missed beats"),
+    Drain(node="n1", by="ops", reason="new disks", at_ms=NOW_MS, deadline_ms=NOW_MS + 600_000),
     # wire
     _load,
     _slots,
@@ -304,6 +323,12 @@ SAMPLES: list[msgspec.Struct] = [
     AssignAnswer(TASK, 2, False, "no free slot"),
     AssignAnswers(items=(AssignAnswer(TASK, 2, True),)),
     DropAttempt(task=TASK, attempt=2, reason="requeued"),
+    YieldAttempt(task=TASK, attempt=2, reason="preempted: by an online task"),
+    ObserveNode(node="n1", node_epoch=4, address="127.0.0.1:7171"),
+    NodeObserved(node="n1", node_epoch=4, observer="c2", alive=True, reached=False),
+    LossVote(controld="c2", number=3, unreachable=("n1",), reachable=("n2",)),
+    PeerSuspected(controld="c1", by="c2"),
+    QuotaReport(controld="c2", number=3, demand={"rate/support": 120.5}),
     TaskReturned(task=TASK, attempt=2, node="n2", node_epoch=5, reason="draining"),
     InventoryQuery(shard=63, owner_epoch=9, held=(_held,)),
     InventoryAnswer(node_epoch=5, absent=(_held,)),
@@ -359,6 +384,7 @@ SAMPLES: list[msgspec.Struct] = [
     RunResumed(task=TASK, attempt=2),
     StepsAppended(task=TASK, attempt=2),
     AttemptOver(task=TASK, attempt=2, outcome="dropped", reason="fenced"),
+    YieldTask(task=TASK, attempt=2, reason="draining: new disks"),
     MessageSent(call=7, task=TASK, error="no such pool"),
     Ping(number=9),
     Stop(reason="replaced", grace_s=1.5),
