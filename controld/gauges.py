@@ -24,6 +24,7 @@ class Gauges:
     takeover_s: Family[Histogram]
     shards: Family[Gauge]
     loop_lag_s: Family[Gauge]
+    expelled: Family[Counter]
 
 
 def make_gauges(metrics: Metrics) -> Gauges:
@@ -47,6 +48,9 @@ def make_gauges(metrics: Metrics) -> Gauges:
             "corefleet_takeover_seconds", "Time from owning a shard until deciding for it."
         ),
         shards=metrics.gauge("corefleet_shards", "Shards that this controld decides for."),
+        expelled=metrics.counter(
+            "corefleet_peers_expelled", "Dead peers whose registration this controld removed."
+        ),
         loop_lag_s=metrics.gauge(
             "corefleet_loop_lag_seconds", "How late the event loop's newest timer was."
         ),

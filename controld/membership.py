@@ -13,7 +13,7 @@ from corefleet.background import Background, stop
 from corefleet.codec import decode, encode
 from corefleet.errors import Conflict, Unavailable
 from corefleet.messages.records import ControldRegistration
-from corefleet.store import Compare, Lease, Put
+from corefleet.store import Compare, Delete, Lease, Put
 from corefleet.subjects import controld_key
 
 _log = structlog.get_logger(__name__)
@@ -37,6 +37,7 @@ class Membership:
         self._ttl_s = ttl_s
         self._lease: Lease | None = None
         self._task: asyncio.Task[None] | None = None
+        self._removed = asyncio.Event()
         self.revision = 0
         """Revision of our registration: a claim holds only while it stands."""
 
@@ -53,6 +54,11 @@ class Membership:
         await self._register()
         self._task = self._background.spawn(self._keep(lost), "membership")
 
+    def removed(self, revision: int) -> None:
+        """Our registration went at `revision`: others took us for dead."""
+        if self._lease is not None and revision > self.revision:
+            self._removed.set()
+
     async def leave(self) -> None:
         """End the registration at once. Idempotent."""
         await stop(self._task)
@@ -67,9 +73,10 @@ class Membership:
     async def _keep(self, lost: Callable[[], None]) -> None:
         while True:
             if self._lease is not None:
-                await self._lease.lost()
-                _log.warning("lease lost: no decisions until registered anew")
+                await self._over(self._lease)
+                _log.warning("membership lost: no decisions until registered anew")
                 old, self._lease = self._lease, None
+                self._removed.clear()
                 lost()
                 with contextlib.suppress(Unavailable):
                     await old.revoke()
@@ -79,6 +86,15 @@ class Membership:
             except (Unavailable, Conflict) as error:
                 _log.warning("not registered yet", error=str(error))
                 await asyncio.sleep(_RETRY_S)
+
+    async def _over(self, lease: Lease) -> None:
+        """Return when the lease is lost or the registration was removed."""
+        waiting = [asyncio.ensure_future(each) for each in (lease.lost(), self._removed.wait())]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waiting:
+                await stop(each)
 
     async def _register(self) -> None:
         """Take a lease and write the registration; waits for an older one to expire."""
@@ -102,6 +118,9 @@ class Membership:
 
     async def _wait_for_older(self, key: str, give_up: float) -> None:
         found = await self._cluster.store.get(key)
+        if found is not None and self._former_self(decode(found.value, ControldRegistration)):
+            await self._cluster.store.commit([Compare(key, found.mod_revision)], [Delete(key)])
+            return
         if found is not None and self._cluster.clock.monotonic() > give_up:
             address = decode(found.value, ControldRegistration).address
             raise Conflict(
@@ -109,3 +128,12 @@ class Membership:
                 "expected an id of its own for each"
             )
         await asyncio.sleep(_RETRY_S)
+
+    def _former_self(self, older: ControldRegistration) -> bool:
+        """Whether it is of a process before us: we hold the address that it listened on.
+
+        Never of one that began later: of two that share id and address by mistake, on two
+        hosts, the later one stays.
+        """
+        own = self._registration
+        return older.address == own.address and older.started_ms < own.started_ms

@@ -19,6 +19,7 @@ from controld.core.ownership_io import (
     OwnershipAction,
     OwnershipEvent,
     OwnershipTick,
+    PeerHint,
     Release,
     Released,
     Start,
@@ -29,11 +30,13 @@ from controld.core.ownership_io import (
 from controld.membership import Membership
 from controld.registry import Registry
 from corefleet.background import Background, stop
+from corefleet.bus import Incoming, Subscription
 from corefleet.codec import decode, encode
-from corefleet.errors import Unavailable
+from corefleet.errors import CorruptRecord, Unavailable
 from corefleet.messages.records import ControldRegistration, NodeRegistration, Ownership
+from corefleet.messages.wire import PeerSuspected
 from corefleet.store import Compare, Put
-from corefleet.subjects import controld_key, rack_key, shard_key
+from corefleet.subjects import PEERS, controld_key, rack_key, shard_key
 
 _log = structlog.get_logger(__name__)
 
@@ -80,6 +83,7 @@ class Owner:
         self._writes = asyncio.Semaphore(_WRITES_AT_ONCE)
         self._ticking: asyncio.Task[None] | None = None
         self._draining = False
+        self._hints: Subscription | None = None
         self._units_known: frozenset[str] = frozenset()
 
     async def start(self) -> None:
@@ -91,6 +95,7 @@ class Owner:
         self._registry.nodes.listen(self._node_seen)
         self._registry.controlds.listen(self._controld_seen)
         self._tell_units()
+        self._hints = await self._cluster.bus.subscribe(PEERS, self._hinted)
         self._ticking = self._background.spawn(self._tick(), "ownership ticks")
 
     async def close(self) -> None:
@@ -99,6 +104,8 @@ class Owner:
             return
         self._draining = True
         await stop(self._ticking)
+        if self._hints is not None:
+            await self._hints.close()
         owned = list(self._epochs)
         for unit in owned:
             self._units.halt(unit)
@@ -264,7 +271,17 @@ class Owner:
     def _node_seen(self, name: str, found: NodeRegistration | None, revision: int) -> None:
         self._tell_units()
 
+    def _hinted(self, message: Incoming) -> None:
+        try:
+            told = decode(message.payload, PeerSuspected)
+        except CorruptRecord as error:
+            _log.warning("word of a peer is not usable", error=str(error))
+            return
+        self._feed(PeerHint(told.controld))
+
     def _controld_seen(self, name: str, found: ControldRegistration | None, revision: int) -> None:
+        if found is None and name == self._cluster.controld and not self._draining:
+            self._membership.removed(revision)
         self._feed(MembersSeen(frozenset(self._registry.controlds.records)))
 
     def _tell_units(self) -> None:

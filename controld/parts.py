@@ -22,6 +22,8 @@ from controld.gauges import make_gauges
 from controld.intake import Intake
 from controld.membership import Membership
 from controld.owner import Owner
+from controld.peer_reach import GrpcReach
+from controld.peers import Peers
 from controld.registration import Registrar
 from controld.registry import Registry
 from controld.shards import Shards
@@ -87,8 +89,12 @@ class Parts:
         self._shards.may_act = owner.may_act
         self._shards.superseded = owner.superseded
         stack.push_async_callback(_together, owner.close, lambda: server.close(_DRAIN_S))
-        await owner.start()
+        # Who is registered answers: a port of a member that refuses is a dead member's.
         await server.start()
+        await owner.start()
+        peers = Peers(self._cluster, self._background, self._registry, self._gauges, GrpcReach())
+        stack.push_async_callback(peers.close)
+        await peers.start()
         return address
 
     def _server(self) -> ApiServer:
@@ -103,7 +109,7 @@ class Parts:
     def _owner(self, address: str) -> Owner:
         registration = ControldRegistration(
             controld=self._config.id,
-            address=address,
+            address=self._config.advertise or address,
             started_ms=self._cluster.clock.wall_ms(),
             version=version(),
         )

@@ -20,6 +20,12 @@ def check_config(config: ControldConfig, where: str) -> None:
     try:
         check_name("id", config.id)
         _check_address("listen", config.listen)
+        if config.advertise:
+            _check_address("advertise", config.advertise)
+        elif config.listen.rpartition(":")[0] in ("0.0.0.0", "[::]", "::"):
+            raise InvalidInput(
+                "advertise", "", f"host:port where others reach what listens on {config.listen}"
+            )
         if config.metrics:
             _check_address("metrics", config.metrics)
         _check_positive(config)

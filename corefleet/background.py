@@ -39,7 +39,7 @@ class Background:
             self._failed(error)
 
 
-async def stop(task: asyncio.Task[None] | None) -> None:
+async def stop(task: asyncio.Task[Any] | None) -> None:
     """Cancel `task` and wait for its end; its errors have been told to its Background."""
     if task is not None:
         task.cancel()

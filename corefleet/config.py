@@ -73,6 +73,8 @@ class ControldConfig(Section, frozen=True, kw_only=True):
     id: str
     listen: str = "127.0.0.1:7070"
     """gRPC address; port 0 takes a free one."""
+    advertise: str = ""
+    """host:port where others reach it; '' is `listen`, which must name a host then."""
     metrics: str = ""
     """host:port of the Prometheus endpoint; '' serves none."""
     lease_ttl_s: float = 3.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from corefleet.config import parse, pool_from_table
-from corefleet.errors import ConfigError, InvalidInput
+from corefleet.errors import ConfigError
 from corefleet.ids import check_name
 from corefleet.messages.records import PoolSpec
 
@@ -22,11 +22,4 @@ def from_text(name: str, text: str) -> PoolSpec:
         table = table[name]
     if not table:
         raise ConfigError(f"spec_toml: `{name}`: empty; expected the keys of a pool")
-    spec = pool_from_table(name, table, "spec_toml")
-    _check_rate(spec)
-    return spec
-
-
-def _check_rate(spec: PoolSpec) -> None:
-    if spec.rate_per_s < 0 or spec.burst < 0:
-        raise InvalidInput("rate_per_s", spec.rate_per_s, "0 for no limit, or more")
+    return pool_from_table(name, table, "spec_toml")

@@ -142,14 +142,6 @@ class OwnershipCore:
                 self._hinted.add(event.controld)
         return out
 
-    def release_all(self, now: float) -> list[OwnershipAction]:
-        """Give up all that we own, for a graceful end."""
-        out: list[OwnershipAction] = []
-        for unit in self._units.values():
-            if unit.running:
-                self._give_up(unit, "this controld ends", out)
-        return out
-
     # What is seen.
 
     def _on_members(self, controlds: frozenset[str], now: float) -> None:

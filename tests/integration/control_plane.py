@@ -30,8 +30,8 @@ class ControlPlane:
     def addresses(self) -> list[str]:
         return [server.address for server in self.controlds.values()]
 
-    def controld(self, name: str) -> ControldServer:
-        config = controld_toml(name, self.nats.url, self.etcd.endpoint, lease_ttl_s=1.5)
+    def controld(self, name: str, lease_ttl_s: float = 1.5) -> ControldServer:
+        config = controld_toml(name, self.nats.url, self.etcd.endpoint, lease_ttl_s=lease_ttl_s)
         return ControldServer(self.directory, name, config)
 
 

@@ -215,6 +215,23 @@ async def test_shards_of_a_killed_controld_are_taken_over(
         assert took < 4
 
 
+async def test_a_killed_controlds_peers_do_not_wait_for_its_lease(
+    plane: ControlPlane, client: Client
+) -> None:
+    """Rule 12: its port refuses, so it is dead, and its registration goes at once."""
+    async with AsyncExitStack() as stack:
+        third = stack.enter_context(plane.controld("c3", lease_ttl_s=60.0))
+        owners = await all_owned(client, 3)
+        assert "c3" in owners.values()
+        third.kill()
+        # all_owned gives up long before the lease of c3 is over.
+        assert "c3" not in (await all_owned(client, 2)).values()
+        again = stack.enter_context(plane.controld("c3", lease_ttl_s=60.0))
+        assert "c3" in (await all_owned(client, 3)).values()
+        await asyncio.to_thread(again.stop)
+        await all_owned(client, 2)
+
+
 async def test_a_watch_outlives_the_controld_that_serves_it(
     plane: ControlPlane, client: Client, third: ControldServer
 ) -> None:

@@ -58,5 +58,5 @@ def test_the_name_must_be_a_name() -> None:
 
 
 def test_a_rate_below_nothing_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="rate_per_s"):
+    with pytest.raises(ConfigError, match="rate_per_s"):
         from_text("p", 'model = "qwen"\nrate_per_s = -1.0')

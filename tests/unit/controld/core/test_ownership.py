@@ -362,18 +362,6 @@ def test_a_unit_that_is_no_more_stops_and_what_was_seen_of_it_is_kept() -> None:
     assert core.handle(OwnershipTick(), 1.3) == [Claim("shard/0", 2, 9, "")]
 
 
-def test_a_graceful_end_gives_everything_up() -> None:
-    cluster = cluster_of("a", "b")
-    member = cluster.members["a"]
-    for action in member.core.release_all(cluster.now):
-        cluster.carry_out(member, action)
-    cluster.die("a")
-    cluster.expire("a")
-    cluster.run(2 * TICK_S)
-    assert cluster.members["b"].running.keys() == cluster.units, "without any grace"
-    assert cluster.overlaps == []
-
-
 def ready_core() -> OwnershipCore:
     core = OwnershipCore("a", Random(0))
     core.handle(LeaseValidity(9.0), 1.0)

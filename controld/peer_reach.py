@@ -1,0 +1,36 @@
+"""A peer's gRPC port: a health stream held open, and a plain connection tried."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+_CONNECT_S = 0.5
+
+
+class GrpcReach:
+    """Implements controld.peers.PeerReach."""
+
+    async def until_gone(self, address: str) -> None:
+        async with grpc.aio.insecure_channel(address) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            try:
+                # Each answer is a state of its services; only the end matters here.
+                async for _ in stub.Watch(health_pb2.HealthCheckRequest()):
+                    pass
+            except grpc.aio.AioRpcError:
+                return
+
+    async def refused(self, address: str) -> bool:
+        host, _, port = address.rpartition(":")
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        except ConnectionRefusedError:
+            return True
+        except (OSError, TimeoutError):
+            return False
+        writer.transport.abort()
+        return False
