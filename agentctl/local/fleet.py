@@ -18,6 +18,7 @@ from corefleet.errors import InvalidInput
 from corefleet.messages.records import PoolSpec
 
 _RESTART_PAUSE_S = 1.0
+_STARTS_AT_ONCE = 8
 
 Report = Callable[[str], None]
 
@@ -38,14 +39,18 @@ class FleetPlan:
     streams: int = 2
     log_level: str = "info"
     engine: dict[str, int] = field(default_factory=dict)
+    controld: str = ""
+    """More lines of each controld's TOML."""
 
 
 class LocalFleet:
     """The running fleet; use as an async context manager."""
 
     def __init__(self, plan: FleetPlan, report: Report = lambda line: None) -> None:
-        if plan.nodes < 1 or plan.controlds < 1:
-            raise InvalidInput("nodes, controlds", (plan.nodes, plan.controlds), "1 or more each")
+        if plan.controlds < 1:
+            raise InvalidInput("controlds", plan.controlds, "1 or more")
+        if plan.nodes < 0:
+            raise InvalidInput("nodes", plan.nodes, "0 or more")
         self.plan = plan
         self.addresses: list[str] = []
         self.servers: dict[str, Child] = {}
@@ -113,6 +118,11 @@ class LocalFleet:
                 await self.start_controld(name)
             self._report(f"{child.name} is up again")
 
+    @property
+    def ports(self) -> dict[str, str]:
+        """Addresses of the controlds that were started, by name."""
+        return {name: f"127.0.0.1:{port}" for name, port in self._ports.items()}
+
     def kill_node(self, name: str) -> None:
         """kill -9 a virtual node: agentd, its workers and its engines at once."""
         self.nodes[name].kill_tree()
@@ -135,15 +145,20 @@ class LocalFleet:
         self._report("etcd and NATS are up")
         ports = [plan.port + i if plan.port else free_port() for i in range(plan.controlds)]
         await self.start_controld("c1", ports[0])
-        await asyncio.gather(
-            *(self.start_controld(f"c{i + 1}", port) for i, port in enumerate(ports) if i)
-        )
+        starts = asyncio.Semaphore(_STARTS_AT_ONCE)
+
+        async def start(number: int, port: int) -> None:
+            async with starts:
+                await self.start_controld(f"c{number}", port)
+
+        await asyncio.gather(*(start(i + 1, port) for i, port in enumerate(ports) if i))
         self._report(f"{plan.controlds} controlds are up: {', '.join(self.addresses)}")
         async with self.client() as client:
             for pool in plan.pools:
                 await client.apply_pool(pool.name, pool_text(pool))
         await asyncio.gather(*(self.start_node(f"n{i + 1}") for i in range(plan.nodes)))
-        self._report(f"{plan.nodes} virtual nodes are up: {', '.join(self.nodes)}")
+        if plan.nodes:
+            self._report(f"{plan.nodes} virtual nodes are up: {', '.join(self.nodes)}")
 
     async def _start_etcd(self) -> None:
         client, peer = free_port(), free_port()
@@ -210,7 +225,8 @@ class LocalFleet:
             f'id = "{name}"\nlisten = "127.0.0.1:{port}"\n'
             f'nats.servers = ["{self.nats_url}"]\netcd.endpoints = ["{self.etcd_endpoint}"]\n'
             f'log.level = "{plan.log_level}"\n'
-            f"cluster.shards = {plan.shards}\ncluster.streams = {plan.streams}\n",
+            f"cluster.shards = {plan.shards}\ncluster.streams = {plan.streams}\n"
+            f"{plan.controld}",
         )
 
     def _node_config(self, name: str) -> Path:

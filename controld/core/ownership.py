@@ -8,6 +8,7 @@ compare-and-set decides; this core only chooses when to try (rules 7 and 12).
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from controld.core.ownership_io import (
@@ -313,6 +314,12 @@ class OwnershipCore:
         score = _score(unit.digest, self._members[name])
         if (score, name) > (unit.best_score, unit.best):
             unit.best, unit.best_score = name, score
+
+
+def rightful_owner(unit: str, members: Iterable[str]) -> str:
+    """Return the member with the highest hash for `unit`, '' when there is none."""
+    digest = _digest(unit)
+    return max(members, key=lambda name: (_score(digest, _digest(name)), name), default="")
 
 
 def _digest(name: str) -> int:

@@ -21,7 +21,7 @@ from corefleet.client import Client
 from corefleet.ids import shard_of
 from corefleet.rpc import tasks_pb2
 from tools.bench.agents import expected_chain
-from tools.bench.fleet import CHAIN
+from tools.bench.local_fleet import CHAIN
 
 STEPS, PAUSE_MS = 40, 30
 

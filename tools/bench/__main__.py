@@ -16,6 +16,7 @@ from tools.bench.machine import commit, describe_machine
 BENCHES = {
     "takeover": "kill -9 of worker, engine, node and controld in the middle of turns",
     "noop": "durable no-op tasks a second, end to end, and latency of single ones",
+    "fleet": "4096 simulated nodes and a hundred controlds, then many of both killed",
     "regulator": "victim and batch under the bandwidth regulator, on a model of a memory system",
     "discover": "full discovery and refresh on machines of 512 CPUs and 128 nodes",
     "step": "CPU of one journaled agent step outside model and tool",

@@ -12,7 +12,7 @@ import uvloop
 from agentctl.local.fleet import LocalFleet
 from corefleet.client import Client
 from corefleet.rpc import tasks_pb2
-from tools.bench.fleet import NOOP, running_fleet
+from tools.bench.local_fleet import NOOP, running_fleet
 from tools.bench.machine import Measured, percentile, progress
 
 IN_FLIGHT = 512

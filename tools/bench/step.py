@@ -12,7 +12,7 @@ from agentctl.local.fleet import LocalFleet
 from corefleet.client import Client
 from corefleet.rpc import tasks_pb2
 from tools.bench.agents import expected_chain
-from tools.bench.fleet import CHAIN, running_fleet
+from tools.bench.local_fleet import CHAIN, running_fleet
 from tools.bench.machine import Measured, progress
 
 SESSIONS = 32

@@ -17,7 +17,7 @@ from corefleet.client import Client
 from corefleet.ids import shard_of
 from corefleet.rpc import tasks_pb2
 from tools.bench.agents import expected_chain
-from tools.bench.fleet import CHAIN, SPEAK, running_fleet
+from tools.bench.local_fleet import CHAIN, SPEAK, running_fleet
 from tools.bench.machine import Measured, percentile, progress
 
 STEPS, PAUSE_MS = 30, 40
