@@ -15,6 +15,10 @@ class Gauges:
 
     submissions: Family[Counter]
     refused: Family[Counter]
+    not_admitted: Family[Counter]
+    quota_share: Family[Gauge]
+    shed_batch: Family[Gauge]
+    online_limit: Family[Gauge]
     submit_s: Family[Histogram]
     placed: Family[Counter]
     requeued: Family[Counter]
@@ -34,6 +38,19 @@ def make_gauges(metrics: Metrics) -> Gauges:
             "corefleet_submissions", "Accepted submissions.", ["pool", "duplicate"]
         ),
         refused=metrics.counter("corefleet_refusals", "Refused submissions.", ["error"]),
+        not_admitted=metrics.counter(
+            "corefleet_not_admitted", "Submissions over a limit, by the limit.", ["pool", "cause"]
+        ),
+        quota_share=metrics.gauge(
+            "corefleet_quota_share", "What this controld may spend of a shared quota.", ["quota"]
+        ),
+        shed_batch=metrics.gauge(
+            "corefleet_batch_shed_share", "Share of batch submissions shed for want of CPU."
+        ),
+        online_limit=metrics.gauge(
+            "corefleet_online_limit_per_second",
+            "Online submissions a second that the CPU allows; 0 is no limit.",
+        ),
         submit_s=metrics.histogram("corefleet_submit_seconds", "Time until a task is durable."),
         placed=metrics.counter("corefleet_placements", "Attempts placed.", ["pool"]),
         requeued=metrics.counter("corefleet_requeues", "Attempts given up.", ["pool"]),

@@ -33,7 +33,7 @@ from corefleet.ids import (
     shard_of,
 )
 from corefleet.journal import Patience, submit
-from corefleet.messages.records import ControldRegistration, PoolSpec, RequestRecord, TaskRecord
+from corefleet.messages.records import PoolSpec, RequestRecord, TaskRecord
 from corefleet.messages.wire import SubmitAnswer, SubmitMessage
 from corefleet.subjects import CONTROL_QUEUE, CONTROL_SUBMIT
 
@@ -42,6 +42,8 @@ _log = structlog.get_logger(__name__)
 _STORE_S = 2.0
 _PATIENCE = Patience(call_s=2.0, give_up_s=6.0)
 _WATCH_S = 1.0
+_SHARE_WAIT_S = 1.0
+"""A submission waits so long for the first token of a share that this controld had not."""
 _KINDS = ("compute", "retrieval", "tool", "mixed")
 _MAX_DEADLINE_MS = 365 * 24 * 3600 * 1000
 
@@ -56,6 +58,8 @@ class Submission:
     input: bytes | str
     deadline_ms: int = 0
     kind: str = ""
+    tenant: str = ""
+    """Whose it is, at the caller's word; '' is nobody's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +93,6 @@ class Intake:
 
     async def start(self) -> None:
         """Begin to accept, from agents over the bus too."""
-        self._registry.pools.listen(self._pool_seen)
-        self._registry.controlds.listen(self._member_seen)
         subscription = await self._cluster.bus.subscribe(
             CONTROL_SUBMIT, self._sent, queue=CONTROL_QUEUE
         )
@@ -122,11 +124,7 @@ class Intake:
     async def _submit(self, asked: Submission, begun: Callable[[str], None] | None) -> Accepted:
         clock = self._cluster.clock
         record, size = self._record(asked)
-        refusal = self._admission.admit(record.pool, size, clock.monotonic())
-        if refusal is not None:
-            if refusal.permanent:
-                raise InvalidInput("input", f"{size} bytes", refusal.reason)
-            raise Exhausted(refusal.reason, refusal.retry_after_s)
+        await self._admit(record, size)
         if begun is not None:
             begun(record.task)
         started = clock.monotonic()
@@ -142,11 +140,30 @@ class Intake:
         self._gauges.submit_s().observe(clock.monotonic() - started)
         return Accepted(task, record.session, duplicate)
 
+    async def _admit(self, record: TaskRecord, size: int) -> None:
+        """Return when the task is let in. Raises InvalidInput and Exhausted."""
+        clock = self._cluster.clock
+        give_up = clock.monotonic() + _SHARE_WAIT_S
+        while True:
+            now = clock.monotonic()
+            refusal = self._admission.admit(record.pool, size, now, record.tenant)
+            if refusal is None:
+                return
+            if refusal.coming and now + refusal.retry_after_s <= give_up:
+                await asyncio.sleep(refusal.retry_after_s)
+                continue
+            self._gauges.not_admitted(record.pool, refusal.cause).inc()
+            if refusal.permanent:
+                raise InvalidInput("input", f"{size} bytes", refusal.reason)
+            raise Exhausted(refusal.reason, refusal.retry_after_s)
+
     def _record(self, asked: Submission) -> tuple[TaskRecord, int]:
         """Return the new task that the submission asks for, checked, and its input's bytes."""
         pool = self._pool(asked.pool)
         if asked.session:
             check_name("session", asked.session)
+        if asked.tenant:
+            check_name("tenant", asked.tenant)
         request_id = check_request_id(asked.request_id)
         session = asked.session or session_for_request(request_id)
         text, size = self._text(asked.input)
@@ -167,6 +184,7 @@ class Intake:
             input=text,
             pool_class=pool.pool_class,
             kind=asked.kind or pool.kind,
+            tenant=asked.tenant,
             origin=self._cluster.controld,
             created_ms=now_ms,
             deadline_ms=now_ms + allowed_ms if allowed_ms else 0,
@@ -203,7 +221,9 @@ class Intake:
         try:
             asked = decode(message.payload, SubmitMessage)
             accepted = await self.submit(
-                Submission(asked.pool, asked.session, asked.request_id, asked.input)
+                Submission(
+                    asked.pool, asked.session, asked.request_id, asked.input, tenant=asked.tenant
+                )
             )
             answer = SubmitAnswer(
                 task=accepted.task, session=accepted.session, duplicate=accepted.duplicate
@@ -230,17 +250,12 @@ class Intake:
                 self._admission.set_backlog(pool, backlog.get(pool, 0))
             await asyncio.sleep(_WATCH_S)
 
-    def _pool_seen(self, name: str, spec: PoolSpec | None, revision: int) -> None:
-        self._admission.set_pools(dict(self._registry.pools.records))
-
-    def _member_seen(self, name: str, found: ControldRegistration | None, revision: int) -> None:
-        self._admission.set_members(max(1, len(self._registry.controlds.records)))
-
 
 def _digest(record: TaskRecord) -> bytes:
     """Return what tells a repeated submission from another one with its request id."""
     what = hashlib.blake2b(digest_size=16)
-    for part in (record.pool, record.session, record.kind, record.input):
+    tenant = (record.tenant,) if record.tenant else ()
+    for part in (record.pool, record.session, record.kind, record.input, *tenant):
         data = part.encode()
         what.update(len(data).to_bytes(4, "big"))
         what.update(data)

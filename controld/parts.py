@@ -17,13 +17,16 @@ from controld.cluster import Cluster
 from controld.core.admission import Admission, AdmissionSettings
 from controld.core.fleet import Fleet
 from controld.core.liveness import LivenessTimes
+from controld.core.overload import Overload, OverloadLimits
 from controld.core.ownership import OwnershipCore
+from controld.core.quota_shares import QuotaShares
 from controld.gauges import make_gauges
 from controld.intake import Intake
 from controld.membership import Membership
 from controld.owner import Owner
 from controld.peer_reach import GrpcReach
 from controld.peers import Peers
+from controld.quotas import Quotas
 from controld.registration import Registrar
 from controld.registry import Registry
 from controld.shards import Shards
@@ -63,12 +66,14 @@ class Parts:
         self._stories = Stories(cluster, self._calls)
         self._followers = Followers(cluster, background, self._stories)
         self._registrar = Registrar(cluster, registry, background)
+        admission = _admission(config, cluster)
+        self._quotas = Quotas(cluster, background, registry, beats_bus, self._gauges, admission)
         self._intake = Intake(
             cluster,
             background,
             registry,
             self._gauges,
-            Admission(AdmissionSettings(max_input_bytes=cluster.settings.max_input_bytes)),
+            admission,
             self._shards.backlog,
         )
 
@@ -82,7 +87,7 @@ class Parts:
             except Unavailable as error:
                 raise PortInUse(str(error)) from error
             stack.push_async_callback(asyncio.to_thread, scraped.close)
-        for part in (self._shards, self._followers, self._registrar, self._intake):
+        for part in (self._shards, self._followers, self._registrar, self._quotas, self._intake):
             stack.push_async_callback(part.close)
             await part.start()
         owner = self._owner(address)
@@ -130,6 +135,16 @@ class Parts:
 
 async def _together(*closing: Callable[[], Awaitable[None]]) -> None:
     await asyncio.gather(*(close() for close in closing))
+
+
+def _admission(config: ControldConfig, cluster: Cluster) -> Admission:
+    limits = OverloadLimits(config.overload.cpu_limit, config.overload.loop_lag_limit_s)
+    clock = cluster.clock
+    return Admission(
+        AdmissionSettings(max_input_bytes=cluster.settings.max_input_bytes),
+        QuotaShares(config.id, clock.monotonic(), clock.wall_ms()),
+        Overload(limits),
+    )
 
 
 def _times(config: LivenessConfig) -> LivenessTimes:

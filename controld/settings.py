@@ -82,6 +82,8 @@ def _check_positive(config: ControldConfig) -> None:
     values = {
         "lease_ttl_s": config.lease_ttl_s,
         "sample_size": config.sample_size,
+        "overload.cpu_limit": config.overload.cpu_limit,
+        "overload.loop_lag_limit_s": config.overload.loop_lag_limit_s,
         "nats.connect_timeout_s": config.nats.connect_timeout_s,
         "etcd.timeout_s": config.etcd.timeout_s,
         "liveness.beat_interval_s": times.beat_interval_s,

@@ -100,6 +100,7 @@ class Client:
         request_id: str = "",
         deadline_s: float = 0.0,
         kind: str = "",
+        tenant: str = "",
         follow: bool = False,
     ) -> tasks_pb2.SubmitRequest:
         """Return a submission, with a new request id unless one is given."""
@@ -111,6 +112,7 @@ class Client:
             deadline_ms=int(deadline_s * 1000),
             kind=kind,
             follow=follow,
+            tenant=tenant,
         )
 
     async def submit(
@@ -122,6 +124,7 @@ class Client:
         request_id: str = "",
         deadline_s: float = 0.0,
         kind: str = "",
+        tenant: str = "",
     ) -> tasks_pb2.SubmitReply:
         """Have one task accepted durably.
 
@@ -129,8 +132,9 @@ class Client:
         request id was used for something else, Exhausted with a pause, Unavailable.
         """
         request = self.request(
-            pool, input, session=session, request_id=request_id, deadline_s=deadline_s, kind=kind
-        )
+            pool, input, session=session, request_id=request_id, deadline_s=deadline_s,
+            kind=kind, tenant=tenant,
+        )  # fmt: skip
         return await self._call(lambda peer, left: peer.tasks.Submit(request, timeout=left))
 
     async def run(
@@ -142,11 +146,12 @@ class Client:
         request_id: str = "",
         deadline_s: float = 0.0,
         kind: str = "",
+        tenant: str = "",
     ) -> AsyncIterator[tasks_pb2.TaskEvent]:
         """Submit one task and yield its events to the end; `finished` is the last."""
         request = self.request(
             pool, input, session=session, request_id=request_id, deadline_s=deadline_s,
-            kind=kind, follow=True,
+            kind=kind, tenant=tenant, follow=True,
         )  # fmt: skip
         async for made in self.submit_many([request]):
             if made.HasField("refused"):

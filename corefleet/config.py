@@ -67,6 +67,15 @@ class LivenessConfig(Section, frozen=True):
     mass_window_s: float = 10.0
 
 
+class OverloadConfig(Section, frozen=True):
+    """When a controld sheds: batch first, then online submissions (core/overload)."""
+
+    cpu_limit: float = 0.85
+    """Share of CPU in use, of the event loop's core or of all allowed ones, that it may reach."""
+    loop_lag_limit_s: float = 0.5
+    """How late the event loop's timers may be."""
+
+
 class ControldConfig(Section, frozen=True, kw_only=True):
     """controld.toml"""
 
@@ -82,6 +91,7 @@ class ControldConfig(Section, frozen=True, kw_only=True):
     etcd: EtcdConfig = EtcdConfig()
     log: LogConfig = LogConfig()
     liveness: LivenessConfig = LivenessConfig()
+    overload: OverloadConfig = OverloadConfig()
     cluster: ClusterSettings = ClusterSettings()
     """Used once, by the first controld of a new cluster."""
     sample_size: int = 8

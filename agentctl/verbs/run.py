@@ -20,6 +20,7 @@ from agentctl.options import address_option, connect, json_option, read_input
 @click.option("--session", default="", help="Session of the pool; a new one when left out.")
 @click.option("--request-id", default="", help="Idempotency key: the same key is the same task.")
 @click.option("--deadline", default=0.0, help="Seconds until the task is failed.")
+@click.option("--tenant", default="", help="Whose task it is, for limits of each tenant.")
 @click.option("--tokens/--no-tokens", default=True, help="Show tokens as they come.")
 @address_option
 @json_option
@@ -31,6 +32,7 @@ async def command(
     session: str,
     request_id: str,
     deadline: float,
+    tenant: str,
     tokens: bool,
     addresses: tuple[str, ...],
     json_out: bool,
@@ -43,6 +45,7 @@ async def command(
     content = read_input(text, file)
     async with connect(addresses) as client:
         events = client.run(
-            pool, content, session=session, request_id=request_id, deadline_s=deadline
-        )
+            pool, content, session=session, request_id=request_id, deadline_s=deadline,
+            tenant=tenant,
+        )  # fmt: skip
         return await follow(events, json_out=json_out, tokens=tokens)

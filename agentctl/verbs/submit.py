@@ -20,6 +20,7 @@ from agentctl.output import as_json, data, say
 @click.option("--session", default="", help="Session of the pool; a new one when left out.")
 @click.option("--request-id", default="", help="Idempotency key: the same key is the same task.")
 @click.option("--deadline", default=0.0, help="Seconds until the task is failed.")
+@click.option("--tenant", default="", help="Whose task it is, for limits of each tenant.")
 @address_option
 @json_option
 @verb
@@ -30,6 +31,7 @@ async def command(
     session: str,
     request_id: str,
     deadline: float,
+    tenant: str,
     addresses: tuple[str, ...],
     json_out: bool,
 ) -> int:
@@ -40,8 +42,9 @@ async def command(
     content = read_input(text, file)
     async with connect(addresses) as client:
         reply = await client.submit(
-            pool, content, session=session, request_id=request_id, deadline_s=deadline
-        )
+            pool, content, session=session, request_id=request_id, deadline_s=deadline,
+            tenant=tenant,
+        )  # fmt: skip
     if json_out:
         as_json(reply)
     else:

@@ -97,6 +97,7 @@ class SubmitSession:
                     input=request.input,
                     deadline_ms=request.deadline_ms,
                     kind=request.kind,
+                    tenant=request.tenant,
                 ),
                 follow if request.follow else None,
             )

@@ -60,6 +60,7 @@ class TasksService(tasks_pb2_grpc.TasksServicer):
                     input=request.input,
                     deadline_ms=request.deadline_ms,
                     kind=request.kind,
+                    tenant=request.tenant,
                 )
             )
         except CorefleetError as error:

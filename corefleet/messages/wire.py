@@ -154,12 +154,29 @@ class PeerSuspected(Message, frozen=True):
 
 
 class QuotaReport(Message, frozen=True):
-    """What one controld asked of each shared quota since its last report, a few times a second."""
+    """What one controld asks, spends and grants of the shared quotas (core/quota_shares).
+
+    Several times a second while it has demand, else once a second. A quota that is not in
+    `holders` is neither spent nor asked for by the sender.
+    """
 
     controld: str
     number: int
+    """Grows with each report of this controld, over its restarts too."""
     demand: dict[str, float] = {}
     """Wanted a second, refused demand included, by name of quota."""
+    spend: dict[str, float] = {}
+    """What the sender holds itself to, until it has heard a later grant."""
+    holders: dict[str, str] = {}
+    """The controld whose grants of each quota the sender takes."""
+    seen: dict[str, int] = {}
+    """Newest number heard of the controlds that the sender takes grants from or gives them."""
+    members: str = ""
+    """Digest of the controlds that the sender knows to be members."""
+    grants: dict[str, dict[str, float]] = {}
+    """Shares of the quotas that the sender divides: quota -> controld -> amount."""
+    backlog: dict[str, int] = {}
+    """Queued tasks of each pool in the sender's shards."""
 
 
 class RegisterNode(Message, frozen=True):
@@ -325,6 +342,8 @@ class SubmitMessage(Message, frozen=True):
     session: str
     request_id: str
     input: str
+    tenant: str = ""
+    """That of the task whose agent sends."""
 
 
 class SubmitAnswer(Message, frozen=True):

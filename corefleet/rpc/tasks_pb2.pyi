@@ -25,7 +25,7 @@ TASK_STATE_FAILED: TaskState
 TASK_STATE_CANCELLED: TaskState
 
 class SubmitRequest(_message.Message):
-    __slots__ = ("pool", "session", "request_id", "input", "deadline_ms", "kind", "follow")
+    __slots__ = ("pool", "session", "request_id", "input", "deadline_ms", "kind", "follow", "tenant")
     POOL_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class SubmitRequest(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     pool: str
     session: str
     request_id: str
@@ -40,7 +41,8 @@ class SubmitRequest(_message.Message):
     deadline_ms: int
     kind: str
     follow: bool
-    def __init__(self, pool: _Optional[str] = ..., session: _Optional[str] = ..., request_id: _Optional[str] = ..., input: _Optional[bytes] = ..., deadline_ms: _Optional[int] = ..., kind: _Optional[str] = ..., follow: _Optional[bool] = ...) -> None: ...
+    tenant: str
+    def __init__(self, pool: _Optional[str] = ..., session: _Optional[str] = ..., request_id: _Optional[str] = ..., input: _Optional[bytes] = ..., deadline_ms: _Optional[int] = ..., kind: _Optional[str] = ..., follow: _Optional[bool] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class SubmitReply(_message.Message):
     __slots__ = ("task", "session", "duplicate")
