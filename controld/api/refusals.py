@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NoReturn
 
 from google.protobuf import any_pb2
@@ -79,7 +80,7 @@ def status_of(error: CorefleetError) -> status_pb2.Status:
     pause = retry_after_s(error)
     if pause:
         info = error_details_pb2.RetryInfo()
-        info.retry_delay.FromMilliseconds(max(1, int(pause * 1000)))
+        info.retry_delay.FromMilliseconds(math.ceil(pause * 1000))
         details.append(info)
     status = status_pb2.Status(code=code_of(error), message=str(error))
     for detail in details:
@@ -95,7 +96,7 @@ def refusal_of(error: CorefleetError) -> tasks_pb2.Refusal:
         code=code_of(error),
         message=str(error),
         field=field_of(error),
-        retry_after_ms=int(retry_after_s(error) * 1000),
+        retry_after_ms=math.ceil(retry_after_s(error) * 1000),
     )
 
 

@@ -29,6 +29,7 @@ The caller calls `tick` every TICK_S, and sends the report that it returns to al
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Set
 
 from controld.core.quota_division import Quota
@@ -41,12 +42,16 @@ LEASE_S = 4.0
 _SETTLE_S = 1.0
 """A controld that just started listens so long before it raises anybody's share."""
 _KEEP_ALIVE_S = 1.0
-_REPEATS = 5
-"""Reports at every tick after a change of members: some may be lost."""
+_REPEATS = 4
+"""Reports at every tick after a change of members, of our share, or the end of our demand:
+what others wait for must come soon, and some may be lost."""
 _FORGET_S = 10.0
 """A quota that is wanted no more, and is not one of all controlds', is forgotten."""
 _SENT_KEPT = 64
-_RISE, _FALL = 0.5, 0.4
+_RISE, _FALL, _STEADY = 0.5, 0.4, 0.2
+_DEVIATIONS = 1.5
+"""Counts that differ by less than so many deviations of a Poisson count are no change: a share
+that follows chance is too small half of the time, and what it gave up is on its way."""
 _GONE = 8.0
 """So many expected, none seen: the demand is over (by chance once in e^8 ticks)."""
 _NO_DEMAND_PER_S = 0.05
@@ -74,7 +79,10 @@ class _Own:
         seen = self.count / dt
         if not self.count and self.demand * dt > _GONE:
             self.demand = 0.0
-        self.demand += (seen - self.demand) * (_RISE if seen > self.demand else _FALL)
+        expected = self.demand * dt
+        by_chance = abs(self.count - expected) <= _DEVIATIONS * math.sqrt(expected)
+        moved = _RISE if seen > self.demand else _FALL
+        self.demand += (seen - self.demand) * (_STEADY if by_chance else moved)
         if self.demand < _NO_DEMAND_PER_S:
             self.demand = 0.0
         self.count = 0
@@ -206,8 +214,11 @@ class QuotaShares:
             if quota is None or (forgotten and not own.in_use):
                 del self._own[name]
                 continue
+            wanted = own.demand
             if not quota.whole:
                 own.measure(dt)
+            if wanted and not own.demand:
+                self._due = max(self._due, _REPEATS)
             busy = busy or own.demand > 0.0
         granted = self._divide_all(now)
         silent = not self._own and not self._backlog and not granted
@@ -259,7 +270,7 @@ class QuotaShares:
         if answered is None or number <= own.after:
             return
         if abs(amount - own.cap) > 1e-9:
-            self._due = max(self._due, 1)
+            self._due = max(self._due, _REPEATS)
         own.cap, own.lapses_at = amount, answered + LEASE_S
 
     def _divide_all(self, now: float) -> dict[str, dict[str, float]]:

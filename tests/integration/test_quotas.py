@@ -94,10 +94,13 @@ async def test_a_refusal_of_a_tenant_carries_retry_info(
     await client.apply_pool("tenants", TENANTS)
     async with insecure_channel(plane.addresses[0]) as channel:
         stub = tasks_pb2_grpc.TasksStub(channel)  # type: ignore[no-untyped-call]
+
+        async def submit_for_ever() -> None:
+            while True:
+                await stub.Submit(Client.request("tenants", "x", tenant="acme"))
+
         with pytest.raises(AioRpcError) as caught:
-            async with asyncio.timeout(30):
-                while True:
-                    await stub.Submit(Client.request("tenants", "x", tenant="acme"))
+            await asyncio.wait_for(submit_for_ever(), 30)
     assert caught.value.code() is StatusCode.RESOURCE_EXHAUSTED
     assert caught.value.details() == (
         "pool tenants: tenant acme is over its rate of 5 submissions a second"
