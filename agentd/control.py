@@ -118,13 +118,14 @@ class Control:
 
     def _verdict(self, message: Incoming) -> None:
         verdict = decode(message.payload, Verdict)
-        if verdict.node == self._node and verdict.state == "lost":
+        lost = verdict.state == "lost" and not verdict.provisional
+        if verdict.node == self._node and lost:
             self._commands.lost(verdict.node_epoch, verdict.reason or "a verdict said so")
 
     def _digest(self, message: Incoming) -> None:
         """Digests repeat verdicts, for who was cut off when one was given."""
         for view in decode(message.payload, _NarrowDigest).nodes:
-            if view.node == self._node and view.state == "lost":
+            if view.node == self._node and view.state == "lost" and not view.provisional:
                 self._commands.lost(view.epoch, "a digest of its rack said so")
 
     def _pools(self, message: Incoming) -> None:
@@ -138,6 +139,7 @@ class _NarrowView(msgspec.Struct):
     node: str
     epoch: int
     state: str = "ready"
+    provisional: bool = False
 
 
 class _NarrowDigest(msgspec.Struct):

@@ -8,6 +8,8 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from corefleet.metrics import Family, Metrics
 
+_SILENCE_BUCKETS_S = (0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.9, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
+
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
@@ -29,6 +31,11 @@ class Gauges:
     shards: Family[Gauge]
     loop_lag_s: Family[Gauge]
     expelled: Family[Counter]
+    false_suspicions: Family[Counter]
+    verdicts: Family[Counter]
+    silence_s: Family[Histogram]
+    looks: Family[Counter]
+    held_nodes: Family[Gauge]
 
 
 def make_gauges(metrics: Metrics) -> Gauges:
@@ -70,5 +77,24 @@ def make_gauges(metrics: Metrics) -> Gauges:
         ),
         loop_lag_s=metrics.gauge(
             "corefleet_loop_lag_seconds", "How late the event loop's newest timer was."
+        ),
+        false_suspicions=metrics.counter(
+            "corefleet_false_suspicions", "Silent nodes that beat again before any verdict."
+        ),
+        verdicts=metrics.counter(
+            "corefleet_verdicts", "Verdicts given on nodes of our racks.", ["state"]
+        ),
+        silence_s=metrics.histogram(
+            "corefleet_verdict_silence_seconds",
+            "How long a node had been silent at its verdict.",
+            buckets=_SILENCE_BUCKETS_S,
+        ),
+        looks=metrics.counter(
+            "corefleet_looks",
+            "Looks at silent nodes, by who looked (own, second, for_peer) and what was found.",
+            ["by", "found"],
+        ),
+        held_nodes=metrics.gauge(
+            "corefleet_held_nodes", "Nodes found lost whose requeueing is held as a mass loss."
         ),
     )

@@ -17,12 +17,16 @@ from controld.cluster import Cluster
 from controld.core.admission import Admission, AdmissionSettings
 from controld.core.fleet import Fleet
 from controld.core.liveness import LivenessTimes
+from controld.core.loss_gate import LossGate
+from controld.core.mass_loss import MassLoss, MassLossLimits
 from controld.core.overload import Overload, OverloadLimits
 from controld.core.ownership import OwnershipCore
 from controld.core.quota_shares import QuotaShares
 from controld.gauges import make_gauges
 from controld.intake import Intake
+from controld.losses import Losses
 from controld.membership import Membership
+from controld.observer import Observer
 from controld.owner import Owner
 from controld.peer_reach import GrpcReach
 from controld.peers import Peers
@@ -61,7 +65,16 @@ class Parts:
         self._metrics = metrics.Metrics()
         self._gauges = make_gauges(self._metrics)
         self._fleet = Fleet(config.sample_size)
-        self._shards = Shards(cluster, background, registry, self._gauges, self._fleet)
+        guard = MassLoss(_limits(config.liveness))
+        self._observer = Observer(
+            cluster, background, self._gauges, beats_bus, config.liveness.probe_timeout_s
+        )
+        self._losses = Losses(
+            cluster, background, registry, self._gauges, beats_bus, guard, self._observer
+        )
+        self._shards = Shards(
+            cluster, background, registry, self._gauges, self._fleet, LossGate(self._fleet, guard)
+        )
         self._calls = OwnerCalls(cluster)
         self._stories = Stories(cluster, self._calls)
         self._followers = Followers(cluster, background, self._stories)
@@ -87,7 +100,10 @@ class Parts:
             except Unavailable as error:
                 raise PortInUse(str(error)) from error
             stack.push_async_callback(asyncio.to_thread, scraped.close)
-        for part in (self._shards, self._followers, self._registrar, self._quotas, self._intake):
+        for part in (
+            *(self._observer, self._losses, self._shards),
+            *(self._followers, self._registrar, self._quotas, self._intake),
+        ):
             stack.push_async_callback(part.close)
             await part.start()
         owner = self._owner(address)
@@ -125,7 +141,10 @@ class Parts:
             self._cluster,
             self._background,
             self._registry,
+            self._gauges,
             self._beats_bus,
+            self._observer,
+            self._losses,
             self._shards,
             _times(self._config.liveness),
         )
@@ -155,4 +174,12 @@ def _times(config: LivenessConfig) -> LivenessTimes:
         cut_after_s=config.cut_after_s,
         digest_interval_s=config.digest_interval_s,
         loop_grace_s=config.agentd_grace_s,
+    )
+
+
+def _limits(config: LivenessConfig) -> MassLossLimits:
+    return MassLossLimits(
+        max_lost_share=config.max_lost_share,
+        max_lost_floor=config.max_lost_floor,
+        mass_window_s=config.mass_window_s,
     )

@@ -14,21 +14,35 @@ from controld.core.liveness_io import (
     LivenessAction,
     LivenessEvent,
     LivenessTick,
+    LossDecided,
+    LossHeld,
     LostSeen,
     NodeRegisteredEvent,
     NodeRemoved,
+    Observe,
+    Observed,
+    PeersSeen,
     Probe,
     ProbeAnswered,
     PublishDigest,
     PushVerdict,
     StoreLost,
+    SuspicionOver,
 )
+from controld.gauges import Gauges
+from controld.losses import Losses
+from controld.observer import Observer
 from controld.registry import Registry
 from corefleet.background import Background, stop
 from corefleet.bus import Bus, Incoming, Subscription
 from corefleet.codec import decode, encode
 from corefleet.errors import CorruptRecord, Unavailable
-from corefleet.messages.records import LostNode, NodeRegistration
+from corefleet.messages.records import (
+    ControldRegistration,
+    LostNode,
+    NodeRegistration,
+    Ownership,
+)
 from corefleet.messages.wire import Heartbeat
 from corefleet.store import Compare, Put
 from corefleet.subjects import VERDICTS, beats, digest, lost_key, rack_key
@@ -37,6 +51,9 @@ _log = structlog.get_logger(__name__)
 
 _TICK_S = 0.05
 _RETRY_S = 0.2
+_SETTLE_S = 0.25
+"""From a verdict until it is stored: meanwhile those of other racks are heard, so that the
+mass-loss guard sees all of what goes at one time."""
 
 
 class RackRunner:
@@ -51,11 +68,13 @@ class RackRunner:
         cluster: Cluster,
         background: Background,
         registry: Registry,
+        gauges: Gauges,
         beats_bus: Bus,
+        observer: Observer,
+        losses: Losses,
         core: RackLiveness,
         rack: str,
         revision: int,
-        probe_timeout_s: float,
     ) -> None:
         self._cluster = cluster
         self._background = background
@@ -64,8 +83,11 @@ class RackRunner:
         self._core = core
         self._rack = rack
         self._revision = revision
-        self._probe_timeout_s = probe_timeout_s
+        self._gauges = gauges
+        self._observer = observer
+        self._losses = losses
         self._nodes: set[str] = set()
+        self._peers_changed = True
         self._halted = False
         self._subscription: Subscription | None = None
         self._ticking: asyncio.Task[None] | None = None
@@ -75,6 +97,8 @@ class RackRunner:
         self._feed(BusConnection(self._bus.connected))
         self._registry.nodes.listen(self._node_seen)
         self._registry.lost.listen(self._lost_seen)
+        self._registry.controlds.listen(self._peer_seen)
+        self._registry.racks.listen(self._peer_seen)
         self._subscription = await self._bus.subscribe(beats(self._rack), self._beat)
         self._ticking = self._background.spawn(self._tick(), f"rack {self._rack}")
         _log.info("rack taken over", rack=self._rack)
@@ -88,6 +112,8 @@ class RackRunner:
         self.halt()
         self._registry.nodes.unlisten(self._node_seen)
         self._registry.lost.unlisten(self._lost_seen)
+        self._registry.controlds.unlisten(self._peer_seen)
+        self._registry.racks.unlisten(self._peer_seen)
         await stop(self._ticking)
         if self._subscription is not None:
             subscription, self._subscription = self._subscription, None
@@ -96,6 +122,10 @@ class RackRunner:
     def connection(self, connected: bool) -> None:
         """Our own connection for beats came or went."""
         self._feed(BusConnection(connected))
+
+    def loss_decided(self, node: str, epoch: int, agreed: bool) -> None:
+        """Most controlds found a held node lost, or not."""
+        self._feed(LossDecided(node, epoch, agreed))
 
     def _beat(self, message: Incoming) -> None:
         try:
@@ -117,9 +147,23 @@ class RackRunner:
         if found is not None and name in self._nodes:
             self._feed(LostSeen(found))
 
+    def _peer_seen(
+        self, name: str, found: ControldRegistration | Ownership | None, revision: int
+    ) -> None:
+        self._peers_changed = True
+
+    def _peers(self) -> PeersSeen:
+        """Return who could look in our stead: first those that own another rack."""
+        peers = self._registry.controlds.records.keys() - {self._cluster.controld}
+        owners = {rack.controld for rack in self._registry.racks.records.values()} & peers
+        return PeersSeen(tuple(sorted(owners)), tuple(sorted(peers - owners)))
+
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
+            if self._peers_changed:
+                self._peers_changed = False
+                self._feed(self._peers())
             self._feed(LivenessTick())
 
     def _feed(self, event: LivenessEvent) -> None:
@@ -135,27 +179,47 @@ class RackRunner:
                 self._bus.publish(digest(self._rack), encode(action.digest))
             case Probe():
                 self._background.spawn(self._probe(action), f"probe {action.node}")
+            case Observe():
+                self._background.spawn(self._observe(action), f"second look {action.node}")
+            case SuspicionOver():
+                self._gauges.false_suspicions().inc()
             case PushVerdict():
-                verdict = action.verdict
-                _log.warning(
-                    "node judged",
-                    node=verdict.node,
-                    epoch=verdict.node_epoch,
-                    state=verdict.state,
-                    reason=verdict.reason,
-                )
-                self._bus.publish(VERDICTS, encode(verdict))
+                self._push(action)
             case StoreLost():
-                self._background.spawn(self._store(action.lost), f"lost {action.lost.node}")
+                self._background.spawn(self._store(action), f"lost {action.lost.node}")
+
+    def _push(self, action: PushVerdict) -> None:
+        verdict = action.verdict
+        self._bus.publish(VERDICTS, encode(verdict))
+        if action.silence_s is not None:
+            self._gauges.verdicts(verdict.state).inc()
+            self._gauges.silence_s().observe(action.silence_s)
+        _log.warning(
+            "node judged",
+            node=verdict.node,
+            epoch=verdict.node_epoch,
+            state=verdict.state,
+            reason=verdict.reason,
+        )
 
     async def _probe(self, action: Probe) -> None:
-        alive = await answers_probe(
-            action.address, action.node, action.node_epoch, self._probe_timeout_s
-        )
-        self._feed(ProbeAnswered(action.node, action.node_epoch, alive))
+        found = await self._observer.look(action.address, action.node, action.node_epoch)
+        self._feed(ProbeAnswered(action.node, action.node_epoch, found))
 
-    async def _store(self, lost: LostNode) -> None:
+    async def _observe(self, action: Observe) -> None:
+        found = await self._observer.ask(
+            action.observer, action.address, action.node, action.node_epoch
+        )
+        self._feed(Observed(action.node, action.node_epoch, action.observer, found))
+
+    async def _store(self, action: StoreLost) -> None:
         """Write the verdict, as long as the rack is ours and the node has not come back."""
+        lost = action.lost
+        if not action.agreed:
+            await asyncio.sleep(_SETTLE_S)
+            if not self._losses.may_store(lost.node, lost.epoch):
+                self._feed(LossHeld(lost.node, lost.epoch))
+                return
         put = Put(lost_key(lost.node), encode(lost))
         while not self._halted:
             known = self._registry.nodes.records.get(lost.node)
@@ -172,25 +236,3 @@ class RackRunner:
             if not done.succeeded:
                 _log.info("verdict not stored: the rack is not ours", rack=self._rack)
             return
-
-
-async def answers_probe(address: str, node: str, epoch: int, timeout_s: float) -> bool:
-    """Return whether the agentd of `node` at `epoch` answers on `address` within the time.
-
-    The question is the line `probe`, the answer `corefleet <node> <epoch>`.
-    """
-    host, _, port = address.rpartition(":")
-    if not port.isdecimal():
-        return False
-    writer: asyncio.StreamWriter | None = None
-    try:
-        async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(b"probe\n")
-            line = await reader.readline()
-    except (OSError, TimeoutError, ValueError):
-        return False
-    finally:
-        if writer is not None:
-            writer.transport.abort()
-    return line == f"corefleet {node} {epoch}\n".encode()

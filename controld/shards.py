@@ -12,6 +12,7 @@ import structlog
 from controld.assigner import Assigner
 from controld.cluster import Cluster
 from controld.core.fleet import Fleet, FleetDelta
+from controld.core.loss_gate import LossGate
 from controld.core.shard import ShardCore
 from controld.core.shard_io import (
     AttemptStuck,
@@ -49,12 +50,14 @@ class Shards:
         registry: Registry,
         gauges: Gauges,
         fleet: Fleet,
+        gate: LossGate,
     ) -> None:
         self._cluster = cluster
         self._background = background
         self._registry = registry
         self._gauges = gauges
         self._fleet = fleet
+        self._gate = gate
         self._runners: dict[int, ShardRunner] = {}
         self._assigner = Assigner(cluster, background, gauges)
         self._open = AsyncExitStack()
@@ -173,7 +176,7 @@ class Shards:
         except CorruptRecord as error:
             _log.warning("digest is not usable", subject=message.subject, error=str(error))
             return
-        self._apply(self._fleet.digest(digest, self._cluster.clock.monotonic()))
+        self._apply(self._gate.digest(digest, self._cluster.clock.monotonic()))
 
     def _verdict(self, message: Incoming) -> None:
         try:
@@ -181,7 +184,7 @@ class Shards:
         except CorruptRecord as error:
             _log.warning("verdict is not usable", error=str(error))
             return
-        self._apply(self._fleet.verdict(verdict, self._cluster.clock.monotonic()))
+        self._apply(self._gate.verdict(verdict, self._cluster.clock.monotonic()))
 
     def _pool_seen(self, name: str, spec: PoolSpec | None, revision: int) -> None:
         if not self._pools_changed:
@@ -198,10 +201,10 @@ class Shards:
     def _node_seen(self, name: str, found: NodeRegistration | None, revision: int) -> None:
         now = self._cluster.clock.monotonic()
         if found is None:
-            self._apply(self._fleet.removed(name, now))
+            self._apply(self._gate.removed(name, now))
         else:
-            self._apply(self._fleet.registered(found, now))
+            self._apply(self._gate.registered(found, now))
 
     def _lost_seen(self, name: str, found: LostNode | None, revision: int) -> None:
         if found is not None:
-            self._apply(self._fleet.lost(found, self._cluster.clock.monotonic()))
+            self._apply(self._gate.lost(found, self._cluster.clock.monotonic()))

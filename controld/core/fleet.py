@@ -255,6 +255,20 @@ class Fleet:
             self._set_state(node, "cut", verdict.reason, delta)
         return delta
 
+    def held(self, node: str, epoch: int) -> FleetDelta:
+        """A loss that is held: the node gets nothing new, and keeps what it has."""
+        delta = FleetDelta()
+        found = self._nodes.get(node)
+        if found is not None and found.epoch == epoch:
+            self._set_state(found, "held", "", delta)
+        return delta
+
+    def revived(self, node: str, epoch: int) -> None:
+        """A loss that never stood in the store was withdrawn: the next digest says how it is."""
+        found = self._nodes.get(node)
+        if found is not None and found.epoch == epoch and found.gone_epoch == epoch:
+            found.gone_epoch = self._lost[node] = epoch - 1
+
     def digest(self, digest: RackDigest, now: float) -> FleetDelta:
         """A rack owner's view of its nodes; older owners' and overtaken ones are ignored."""
         delta = FleetDelta()

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from corefleet.messages.records import LostNode, NodeRegistration
 from corefleet.messages.wire import Heartbeat, RackDigest, Verdict
+
+Found = Literal["alive", "nobody", "unable"]
+"""What a look at a node's own port found; `unable`: it could not look, and that says nothing."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,11 +38,46 @@ class BeatReceived:
 
 @dataclass(slots=True, frozen=True)
 class ProbeAnswered:
-    """A probe ended: `alive` when the node's own port answered."""
+    """Our own probe ended."""
 
     node: str
     node_epoch: int
-    alive: bool
+    found: Found
+
+
+@dataclass(slots=True, frozen=True)
+class Observed:
+    """A second look ended; `unable` when the observer gave no answer, or could not look."""
+
+    node: str
+    node_epoch: int
+    observer: str
+    found: Found
+
+
+@dataclass(slots=True, frozen=True)
+class PeersSeen:
+    """All living controlds but ourselves; `preferred` are those that own another rack."""
+
+    preferred: tuple[str, ...]
+    others: tuple[str, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class LossHeld:
+    """The mass-loss guard holds our verdict: it is not stored until most controlds agree."""
+
+    node: str
+    node_epoch: int
+
+
+@dataclass(slots=True, frozen=True)
+class LossDecided:
+    """Most controlds looked themselves: the node is lost (`agreed`), or it is not."""
+
+    node: str
+    node_epoch: int
+    agreed: bool
 
 
 @dataclass(slots=True, frozen=True)
@@ -59,6 +98,10 @@ LivenessEvent = (
     | LostSeen
     | BeatReceived
     | ProbeAnswered
+    | Observed
+    | PeersSeen
+    | LossHeld
+    | LossDecided
     | BusConnection
     | LivenessTick
 )
@@ -74,22 +117,44 @@ class Probe:
 
 
 @dataclass(slots=True, frozen=True)
+class Observe:
+    """Ask another controld for a second look. Answered by Observed within the same deadline."""
+
+    node: str
+    node_epoch: int
+    address: str
+    observer: str
+
+
+@dataclass(slots=True, frozen=True)
+class SuspicionOver:
+    """A node that was suspect for its silence beats again, with no verdict given."""
+
+    node: str
+
+
+@dataclass(slots=True, frozen=True)
 class PublishDigest:
     digest: RackDigest
 
 
 @dataclass(slots=True, frozen=True)
 class PushVerdict:
-    """Publish at once."""
+    """Publish at once. A verdict that a node only hears again has no `silence_s`."""
 
     verdict: Verdict
+    silence_s: float | None = None
 
 
 @dataclass(slots=True, frozen=True)
 class StoreLost:
-    """Write the verdict to the store, so that it is a level and not an edge (rule 8)."""
+    """Write the verdict to the store, so that it is a level and not an edge (rule 8).
+
+    Unless most controlds agreed on it already, the mass-loss guard is asked first.
+    """
 
     lost: LostNode
+    agreed: bool = False
 
 
-LivenessAction = Probe | PublishDigest | PushVerdict | StoreLost
+LivenessAction = Probe | Observe | SuspicionOver | PublishDigest | PushVerdict | StoreLost

@@ -75,7 +75,8 @@ class Heartbeat(Message, frozen=True):
     slow: tuple[SlowTask, ...] = ()
 
 
-NodeState = Literal["ready", "suspect", "cut", "lost", "draining"]
+NodeState = Literal["ready", "suspect", "cut", "held", "lost", "draining"]
+"""`held`: found lost together with so many others that most controlds must agree first."""
 
 
 class NodeView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -90,6 +91,8 @@ class NodeView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     slots: tuple[SlotUse, ...] = ()
     slow: tuple[SlowTask, ...] = ()
     beat_age_s: float = 0.0
+    provisional: bool = False
+    """Lost, but not in the store yet: a mass loss may still be held, the node waits."""
 
 
 class RackDigest(Message, frozen=True):
@@ -112,6 +115,8 @@ class Verdict(Message, frozen=True):
     node_epoch: int
     state: Literal["lost", "cut"]
     reason: str = ""
+    provisional: bool = False
+    """See NodeView."""
 
 
 class ObserveNode(Message, frozen=True):

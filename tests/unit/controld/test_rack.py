@@ -10,6 +10,10 @@ import pytest
 
 from controld.cluster import Cluster
 from controld.core.liveness import RackLiveness
+from controld.core.mass_loss import MassLoss, MassLossLimits
+from controld.gauges import Gauges, make_gauges
+from controld.losses import Losses
+from controld.observer import Observer
 from controld.rack import RackRunner
 from controld.registry import Registry
 from corefleet.adapters.memory_bus import MemoryBus, MemoryServer
@@ -20,6 +24,7 @@ from corefleet.clock import SystemClock
 from corefleet.codec import decode, encode
 from corefleet.messages.records import ClusterSettings, LostNode, NodeRegistration, Ownership
 from corefleet.messages.wire import Heartbeat, RackDigest, Verdict
+from corefleet.metrics import Metrics
 from corefleet.store import Changes
 from corefleet.subjects import (
     LOST,
@@ -41,6 +46,7 @@ class Rack:
     store: MemoryStore
     registry: Registry
     make: Callable[[int], RackRunner]
+    gauges: Gauges
 
 
 @pytest.fixture
@@ -52,13 +58,20 @@ async def rack() -> AsyncIterator[Rack]:
     registry = Registry(store, background)
     await registry.start()
     runners: list[RackRunner] = []
+    gauges = make_gauges(Metrics())
+    observer = Observer(cluster, background, gauges, bus, 0.15)
+    guard = MassLoss(MassLossLimits())
+    losses = Losses(cluster, background, registry, gauges, bus, guard, observer)
 
     def make(revision: int) -> RackRunner:
         core = RackLiveness("r1", "c1", 3)
-        runners.append(RackRunner(cluster, background, registry, bus, core, "r1", revision, 0.05))
-        return runners[-1]
+        runner = RackRunner(
+            cluster, background, registry, gauges, bus, observer, losses, core, "r1", revision
+        )
+        runners.append(runner)
+        return runner
 
-    yield Rack(bus, store, registry, make)
+    yield Rack(bus, store, registry, make, gauges)
     for runner in runners:
         await runner.close()
     await registry.close()

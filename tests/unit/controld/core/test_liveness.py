@@ -8,6 +8,7 @@ from controld.core.liveness import LivenessTimes, RackLiveness
 from controld.core.liveness_io import (
     BeatReceived,
     BusConnection,
+    Found,
     LivenessAction,
     LivenessEvent,
     LivenessTick,
@@ -50,7 +51,8 @@ class Rack:
         self.seen += [(self.now, action) for action in actions]
         for action in actions:
             if isinstance(action, Probe) and self.answers is not None:
-                self.feed(ProbeAnswered(action.node, action.node_epoch, self.answers))
+                found: Found = "alive" if self.answers else "nobody"
+                self.feed(ProbeAnswered(action.node, action.node_epoch, found))
         return actions
 
     def beat(self, node: str = "a", epoch: int = 1, **more: float) -> list[LivenessAction]:
@@ -114,7 +116,7 @@ def test_rule_11_a_probe_that_times_out_late_condemns_when_it_does() -> None:
     rack.beat()
     rack.wait(0.75)
     assert rack.states() == [], "nobody knows yet whether somebody answers"
-    rack.feed(ProbeAnswered("a", 1, False))
+    rack.feed(ProbeAnswered("a", 1, "nobody"))
     assert rack.states() == ["lost"]
 
 
@@ -123,7 +125,7 @@ def test_probes_go_on_one_at_a_time_while_the_node_is_silent() -> None:
     rack.beat()
     rack.wait(0.55)
     assert len(rack.all(Probe)) == 1
-    rack.feed(ProbeAnswered("a", 1, True))
+    rack.feed(ProbeAnswered("a", 1, "alive"))
     rack.wait(0.14)
     assert len(rack.all(Probe)) == 1
     rack.wait(0.02)
@@ -164,7 +166,7 @@ def test_a_beat_saves_a_suspect_and_outdates_the_probe() -> None:
     rack.beat()
     rack.wait(0.5)
     rack.beat()
-    rack.feed(ProbeAnswered("a", 1, False))
+    rack.feed(ProbeAnswered("a", 1, "nobody"))
     rack.wait(0.5)
     assert rack.states() == []
     rack.wait(0.3)
@@ -319,7 +321,7 @@ def test_removed_and_unknown_nodes_are_forgotten() -> None:
     rack.feed(NodeRemoved("a"))
     rack.beat("a")
     rack.beat("zz")
-    rack.feed(ProbeAnswered("zz", 1, False))
+    rack.feed(ProbeAnswered("zz", 1, "nobody"))
     rack.wait(1.0)
     assert rack.states() == []
 

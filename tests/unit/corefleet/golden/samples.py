@@ -248,6 +248,7 @@ _load = LoadVector(0.5, 0.25, 0.125, 0.0625, 0.75, 0.875, 0.375, 0.625)
 _slots = SlotUse("support", 1, 8, 3)
 _slow = SlowTask(TASK, 2, 12.5)
 _view = NodeView(
+    provisional=True,
     node="n2",
     epoch=5,
     state="suspect",
@@ -313,7 +314,15 @@ SAMPLES: list[msgspec.Struct] = [
         slow=(_slow,),
     ),
     RackDigest(rack="r7", controld="c1", epoch=2, number=5, nodes=(_view,)),
-    Verdict(rack="r7", rack_epoch=2, node="n1", node_epoch=4, state="lost", reason="no answer"),
+    Verdict(
+        rack="r7",
+        rack_epoch=2,
+        node="n1",
+        node_epoch=4,
+        state="lost",
+        reason="no answer",
+        provisional=True,
+    ),
     RegisterNode(registration=_registration),
     NodeRegistered(
         epoch=5, shards=16, streams=2, pools=(_pool,), pools_revision=3, error="old version"
