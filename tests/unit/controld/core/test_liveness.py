@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
-from controld.core.liveness import LivenessTimes, RackLiveness
 from controld.core.liveness_io import (
     BeatReceived,
     BusConnection,
-    Found,
-    LivenessAction,
     LivenessEvent,
     LivenessTick,
     LostSeen,
@@ -20,73 +15,15 @@ from controld.core.liveness_io import (
     PublishDigest,
     PushVerdict,
     StoreLost,
+    SuspicionOver,
 )
-from corefleet.messages.records import LostNode, NodeRegistration
-from corefleet.messages.wire import Heartbeat, LoadVector, NodeView
-
-A = TypeVar("A")
-
-
-class Rack:
-    """One liveness core under a hand-moved clock that ticks every 10 ms."""
-
-    def __init__(self, *nodes: str, connected: bool = True, answers: bool | None = None) -> None:
-        self.core = RackLiveness("r1", "c1", 7, LivenessTimes(), connected)
-        self.now = 100.0
-        self.number = 0
-        self.answers = answers
-        """What every probe finds, None: probes are not answered by themselves."""
-        self.seen: list[tuple[float, LivenessAction]] = []
-        for node in nodes:
-            self.feed(NodeRegisteredEvent(self.registration(node)))
-
-    @staticmethod
-    def registration(node: str, epoch: int = 1, draining: bool = False) -> NodeRegistration:
-        return NodeRegistration(
-            node=node, epoch=epoch, rack="r1", probe_address=f"{node}:9", draining=draining
-        )
-
-    def feed(self, event: LivenessEvent) -> list[LivenessAction]:
-        actions = self.core.handle(event, self.now, int(self.now * 1000))
-        self.seen += [(self.now, action) for action in actions]
-        for action in actions:
-            if isinstance(action, Probe) and self.answers is not None:
-                found: Found = "alive" if self.answers else "nobody"
-                self.feed(ProbeAnswered(action.node, action.node_epoch, found))
-        return actions
-
-    def beat(self, node: str = "a", epoch: int = 1, **more: float) -> list[LivenessAction]:
-        self.number += 1
-        beat = Heartbeat(node=node, rack="r1", epoch=epoch, number=self.number, **more)  # type: ignore[arg-type]
-        return self.feed(BeatReceived(beat))
-
-    def wait(self, seconds: float, beating: tuple[str, ...] = ()) -> None:
-        """Tick on, with a beat of each of `beating` every 200 ms."""
-        for step in range(round(seconds * 100)):
-            self.now += 0.01
-            if step % 20 == 19:
-                for node in beating:
-                    self.beat(node)
-            self.feed(LivenessTick())
-
-    def all(self, kind: type[A]) -> list[A]:
-        return [action for _, action in self.seen if isinstance(action, kind)]
-
-    def when(self, kind: type[LivenessAction]) -> list[float]:
-        return [round(at - 100.0, 2) for at, action in self.seen if isinstance(action, kind)]
-
-    def view(self, node: str = "a") -> NodeView | None:
-        """The node in the newest digest."""
-        digests = self.all(PublishDigest)
-        views = [view for view in digests[-1].digest.nodes if view.node == node]
-        return views[0] if views else None
-
-    def states(self) -> list[str]:
-        return [verdict.verdict.state for verdict in self.all(PushVerdict)]
+from corefleet.messages.records import LostNode
+from corefleet.messages.wire import Heartbeat, LoadVector
+from tests.unit.controld.core.driven_rack import DrivenRack
 
 
 def test_a_beating_node_is_ready_and_never_probed() -> None:
-    rack = Rack("a")
+    rack = DrivenRack("a")
     rack.wait(3.0, beating=("a",))
     assert rack.all(Probe) == []
     view = rack.view()
@@ -96,7 +33,7 @@ def test_a_beating_node_is_ready_and_never_probed() -> None:
 
 
 def test_rule_11_two_missed_beats_probe_and_three_condemn_at_once() -> None:
-    rack = Rack("a", answers=False)
+    rack = DrivenRack("a", answers=False)
     rack.beat()
     rack.wait(2.0)
     assert rack.when(Probe)[0] == 0.45
@@ -112,7 +49,7 @@ def test_rule_11_two_missed_beats_probe_and_three_condemn_at_once() -> None:
 
 
 def test_rule_11_a_probe_that_times_out_late_condemns_when_it_does() -> None:
-    rack = Rack("a")
+    rack = DrivenRack("a")
     rack.beat()
     rack.wait(0.75)
     assert rack.states() == [], "nobody knows yet whether somebody answers"
@@ -121,7 +58,7 @@ def test_rule_11_a_probe_that_times_out_late_condemns_when_it_does() -> None:
 
 
 def test_probes_go_on_one_at_a_time_while_the_node_is_silent() -> None:
-    rack = Rack("a")
+    rack = DrivenRack("a")
     rack.beat()
     rack.wait(0.55)
     assert len(rack.all(Probe)) == 1
@@ -134,7 +71,7 @@ def test_probes_go_on_one_at_a_time_while_the_node_is_silent() -> None:
 
 
 def test_rule_10_a_node_that_answers_probes_is_cut_and_not_lost() -> None:
-    rack = Rack("a", answers=True)
+    rack = DrivenRack("a", answers=True)
     rack.beat()
     rack.wait(2.9)
     assert rack.states() == []
@@ -153,7 +90,7 @@ def test_rule_10_a_node_that_answers_probes_is_cut_and_not_lost() -> None:
 
 
 def test_a_cut_node_whose_port_dies_too_is_lost() -> None:
-    rack = Rack("a", answers=True)
+    rack = DrivenRack("a", answers=True)
     rack.beat()
     rack.wait(3.1)
     rack.answers = False
@@ -162,7 +99,7 @@ def test_a_cut_node_whose_port_dies_too_is_lost() -> None:
 
 
 def test_a_beat_saves_a_suspect_and_outdates_the_probe() -> None:
-    rack = Rack("a")
+    rack = DrivenRack("a")
     rack.beat()
     rack.wait(0.5)
     rack.beat()
@@ -174,7 +111,7 @@ def test_a_beat_saves_a_suspect_and_outdates_the_probe() -> None:
 
 
 def test_rule_10_no_verdict_while_our_own_connection_is_down() -> None:
-    rack = Rack("a", "b", answers=False)
+    rack = DrivenRack("a", "b", answers=False)
     rack.beat("a")
     rack.wait(0.4)
     rack.feed(BusConnection(False))
@@ -190,7 +127,7 @@ def test_rule_10_no_verdict_while_our_own_connection_is_down() -> None:
 
 def test_rule_10_a_restart_of_nats_condemns_nobody_who_comes_back_in_time() -> None:
     nodes = tuple(f"n{index}" for index in range(40))
-    rack = Rack(*nodes, answers=True)
+    rack = DrivenRack(*nodes, answers=True)
     rack.wait(1.0, beating=nodes)
     rack.wait(2.5)
     rack.wait(1.0, beating=nodes)
@@ -198,7 +135,7 @@ def test_rule_10_a_restart_of_nats_condemns_nobody_who_comes_back_in_time() -> N
 
 
 def test_rule_10_a_new_owner_counts_deadlines_from_its_take_over() -> None:
-    rack = Rack("a", answers=False)
+    rack = DrivenRack("a", answers=False)
     rack.wait(0.6)
     assert rack.states() == []
     rack.wait(0.1)
@@ -206,7 +143,7 @@ def test_rule_10_a_new_owner_counts_deadlines_from_its_take_over() -> None:
 
 
 def test_a_new_owner_says_nothing_of_nodes_it_has_not_heard_of() -> None:
-    rack = Rack("a", "b")
+    rack = DrivenRack("a", "b")
     rack.beat("a")
     rack.wait(0.3)
     assert rack.view("a") is not None
@@ -214,7 +151,7 @@ def test_a_new_owner_says_nothing_of_nodes_it_has_not_heard_of() -> None:
 
 
 def test_rule_8_beats_of_a_lost_epoch_do_not_revive_it_and_are_told_their_verdict() -> None:
-    rack = Rack("a", answers=False)
+    rack = DrivenRack("a", answers=False)
     rack.beat()
     rack.wait(1.0)
     assert rack.states() == ["lost"]
@@ -228,7 +165,7 @@ def test_rule_8_beats_of_a_lost_epoch_do_not_revive_it_and_are_told_their_verdic
 
 def test_rule_8_a_new_owner_keeps_the_verdicts_that_stand_in_the_store() -> None:
     for first in ("registration", "verdict"):
-        rack = Rack()
+        rack = DrivenRack()
         events: list[LivenessEvent] = [
             NodeRegisteredEvent(rack.registration("a", epoch=3)),
             LostSeen(LostNode(node="a", epoch=3)),
@@ -244,7 +181,7 @@ def test_rule_8_a_new_owner_keeps_the_verdicts_that_stand_in_the_store() -> None
 
 
 def test_a_newer_registration_revives_the_node_and_ignores_the_old_epochs_beats() -> None:
-    rack = Rack("a", answers=False)
+    rack = DrivenRack("a", answers=False)
     rack.beat()
     rack.wait(1.0)
     rack.feed(NodeRegisteredEvent(rack.registration("a", epoch=2)))
@@ -259,7 +196,7 @@ def test_a_newer_registration_revives_the_node_and_ignores_the_old_epochs_beats(
 
 
 def test_an_older_registration_changes_nothing_and_the_same_one_keeps_the_deadline() -> None:
-    rack = Rack("a", answers=False)
+    rack = DrivenRack("a", answers=False)
     rack.feed(NodeRegisteredEvent(rack.registration("a", epoch=2)))
     rack.feed(NodeRegisteredEvent(rack.registration("a", epoch=1)))
     rack.wait(0.4)
@@ -269,7 +206,7 @@ def test_an_older_registration_changes_nothing_and_the_same_one_keeps_the_deadli
 
 
 def test_overtaken_beats_are_no_sign_of_life() -> None:
-    rack = Rack("a", answers=False)
+    rack = DrivenRack("a", answers=False)
     rack.beat()
     old = Heartbeat(node="a", rack="r1", epoch=1, number=0)
     for _ in range(8):
@@ -279,7 +216,7 @@ def test_overtaken_beats_are_no_sign_of_life() -> None:
 
 
 def test_beats_of_a_node_whose_main_loop_is_dead_are_no_sign_of_life() -> None:
-    rack = Rack("a", answers=True)
+    rack = DrivenRack("a", answers=True)
     rack.beat()
     for _ in range(40):
         rack.wait(0.1)
@@ -288,7 +225,7 @@ def test_beats_of_a_node_whose_main_loop_is_dead_are_no_sign_of_life() -> None:
 
 
 def test_digests_go_out_four_times_a_second_numbered_and_with_the_newest_load() -> None:
-    rack = Rack("a")
+    rack = DrivenRack("a")
     rack.feed(LivenessTick())
     number = len(rack.all(PublishDigest))
     rack.number += 1
@@ -307,7 +244,7 @@ def test_digests_go_out_four_times_a_second_numbered_and_with_the_newest_load() 
 
 
 def test_draining_nodes_are_shown_as_such() -> None:
-    rack = Rack("a")
+    rack = DrivenRack("a")
     rack.beat()
     rack.feed(NodeRegisteredEvent(rack.registration("a", draining=True)))
     rack.wait(0.3, beating=("a",))
@@ -317,7 +254,7 @@ def test_draining_nodes_are_shown_as_such() -> None:
 
 
 def test_removed_and_unknown_nodes_are_forgotten() -> None:
-    rack = Rack("a", answers=False)
+    rack = DrivenRack("a", answers=False)
     rack.feed(NodeRemoved("a"))
     rack.beat("a")
     rack.beat("zz")
@@ -327,14 +264,14 @@ def test_removed_and_unknown_nodes_are_forgotten() -> None:
 
 
 def test_a_probe_that_is_never_answered_is_sent_again() -> None:
-    rack = Rack("a")
+    rack = DrivenRack("a")
     rack.beat()
     rack.wait(1.2)
     assert len(rack.all(Probe)) == 2
 
 
 def test_a_node_whose_agentd_restarts_keeps_its_attempts_and_gets_nothing_new() -> None:
-    rack = Rack("a", answers=False)
+    rack = DrivenRack("a", answers=False)
     rack.beat()
     for tenths in range(45):
         rack.wait(0.1)
@@ -350,7 +287,7 @@ def test_a_node_whose_agentd_restarts_keeps_its_attempts_and_gets_nothing_new() 
 
 
 def test_an_announced_restart_may_take_as_long_as_announced_but_not_for_ever() -> None:
-    rack = Rack("a", answers=False)
+    rack = DrivenRack("a", answers=False)
     rack.beat()
     for second in range(200):
         rack.wait(0.2)
@@ -358,8 +295,62 @@ def test_an_announced_restart_may_take_as_long_as_announced_but_not_for_ever() -
         if second / 5 < 29.0:
             assert rack.states() == [], second / 5
     assert rack.states()[0] == "lost"
-    other = Rack("a", answers=False)
+    other = DrivenRack("a", answers=False)
     for _ in range(20):
         other.wait(0.2)
         other.beat(loop_age_s=61.0, restart_grace_s=1e9)
     assert set(other.states()) == {"lost"}, "what is announced is bounded"
+
+
+def test_rule_10_who_stood_still_counts_no_silence_of_that_time() -> None:
+    rack = DrivenRack("a", answers=False)
+    rack.beat()
+    rack.wait(0.1)
+    rack.now += 5.0
+    rack.feed(LivenessTick())
+    rack.wait(0.4)
+    assert rack.all(Probe) == [], "beats may wait unread"
+    rack.wait(0.3)
+    assert rack.states() == ["lost"]
+
+
+def test_a_probe_that_could_not_be_made_condemns_nobody() -> None:
+    rack = DrivenRack("a")
+    rack.beat()
+    for _ in range(100):
+        rack.wait(0.05)
+        if rack.core and rack.all(Probe):
+            rack.feed(ProbeAnswered("a", 1, "unable"))
+    assert rack.states() == []
+    rack.feed(ProbeAnswered("a", 1, "nobody"))
+    assert rack.states() == ["lost"]
+
+
+def test_a_suspicion_that_ends_without_a_verdict_is_told_once() -> None:
+    rack = DrivenRack("a", answers=True)
+    rack.beat()
+    rack.wait(0.5)
+    rack.beat()
+    rack.wait(1.0, beating=("a",))
+    rack.beat(loop_age_s=2.0)
+    rack.beat()
+    assert rack.all(SuspicionOver) == [SuspicionOver("a")], "late loops are no silence"
+
+
+def test_rule_8_a_node_waits_for_the_store_before_it_gives_its_attempts_up() -> None:
+    rack = DrivenRack("a", answers=False)
+    rack.beat()
+    rack.wait(1.0)
+    first = rack.all(PushVerdict)[0]
+    assert first.verdict.provisional
+    assert first.silence_s is not None
+    assert 0.65 <= first.silence_s < 0.7
+    view = rack.view()
+    assert view is not None
+    assert view.provisional
+    rack.feed(LostSeen(rack.all(StoreLost)[0].lost))
+    rack.wait(1.0, beating=("a",))
+    assert (view := rack.view()) is not None
+    assert (view.state, view.provisional) == ("lost", False)
+    told = rack.all(PushVerdict)[-1]
+    assert (told.verdict.provisional, told.silence_s) == (False, None)
