@@ -7,7 +7,7 @@ import structlog
 from controld.cluster import Cluster
 from controld.core.liveness_io import Found
 from controld.gauges import Gauges
-from controld.probe import probe
+from controld.probe import probe as probe_port
 from corefleet.background import Background
 from corefleet.bus import Bus, Incoming, Subscription
 from corefleet.codec import decode, encode
@@ -41,6 +41,8 @@ class Observer:
         self._bus = bus
         self._deadline_s = deadline_s
         self._subscription: Subscription | None = None
+        self.probe = probe_port
+        """How to look at a port; another one makes us blind to some nodes."""
 
     async def start(self) -> None:
         """Begin to answer. Raises Unavailable."""
@@ -54,7 +56,7 @@ class Observer:
 
     async def look(self, address: str, node: str, epoch: int) -> Found:
         """Probe a node ourselves."""
-        found = await probe(address, node, epoch, self._deadline_s)
+        found = await self.probe(address, node, epoch, self._deadline_s)
         self._gauges.looks("own", found).inc()
         return found
 
@@ -84,7 +86,7 @@ class Observer:
         self._background.spawn(self._answer(asked, message.reply), f"observe {asked.node}")
 
     async def _answer(self, asked: ObserveNode, reply: str) -> None:
-        found = await probe(
+        found = await self.probe(
             asked.address, asked.node, asked.node_epoch, _SHARE_OF_DEADLINE * self._deadline_s
         )
         self._gauges.looks("for_peer", found).inc()

@@ -66,11 +66,11 @@ class Parts:
         self._gauges = make_gauges(self._metrics)
         self._fleet = Fleet(config.sample_size)
         guard = MassLoss(_limits(config.liveness))
-        self._observer = Observer(
+        self.observer = Observer(
             cluster, background, self._gauges, beats_bus, config.liveness.probe_timeout_s
         )
-        self._losses = Losses(
-            cluster, background, registry, self._gauges, beats_bus, guard, self._observer
+        self.losses = Losses(
+            cluster, background, registry, self._gauges, beats_bus, guard, self.observer
         )
         self._shards = Shards(
             cluster, background, registry, self._gauges, self._fleet, LossGate(self._fleet, guard)
@@ -101,7 +101,7 @@ class Parts:
                 raise PortInUse(str(error)) from error
             stack.push_async_callback(asyncio.to_thread, scraped.close)
         for part in (
-            *(self._observer, self._losses, self._shards),
+            *(self.observer, self.losses, self._shards),
             *(self._followers, self._registrar, self._quotas, self._intake),
         ):
             stack.push_async_callback(part.close)
@@ -143,8 +143,8 @@ class Parts:
             self._registry,
             self._gauges,
             self._beats_bus,
-            self._observer,
-            self._losses,
+            self.observer,
+            self.losses,
             self._shards,
             _times(self._config.liveness),
         )

@@ -119,6 +119,16 @@ class FakeNode:
         await self._server.wait_closed()
         await self._bus.close()
 
+    async def stop_beating(self) -> None:
+        """Beat no more, but answer probes and go on with what runs."""
+        beating = self._background.pop(0)
+        beating.cancel()
+        await asyncio.gather(beating, return_exceptions=True)
+
+    def beat_again(self) -> None:
+        """Go on beating."""
+        self._background.insert(0, asyncio.create_task(self._beat()))
+
     async def fall_silent(self) -> None:
         """Beat and answer probes no more, but go on with what runs."""
         self._background[0].cancel()

@@ -15,7 +15,7 @@ from corefleet.adapters.memory_store import MemoryStore
 from corefleet.background import Background
 from corefleet.bus import Bus, Log
 from corefleet.clock import SystemClock
-from corefleet.config import ControldConfig
+from corefleet.config import ControldConfig, LivenessConfig
 from corefleet.messages.records import ClusterSettings
 from corefleet.subjects import Layout
 
@@ -29,6 +29,7 @@ class Running:
     address: str
     store: MemoryStore
     log: MemoryLog
+    parts: Parts
     stack: AsyncExitStack
 
     async def stop(self) -> None:
@@ -45,10 +46,16 @@ class Plane:
         self.store = MemoryStore(self.clock)
         self.failures: list[BaseException] = []
 
-    async def controld(self, name: str, lease_ttl_s: float = 1.0) -> Running:
+    async def controld(
+        self, name: str, lease_ttl_s: float = 1.0, liveness: LivenessConfig | None = None
+    ) -> Running:
         """Start a controld; what one of its parts dies of is kept in `failures`."""
         config = ControldConfig(
-            id=name, listen="127.0.0.1:0", lease_ttl_s=lease_ttl_s, cluster=SETTINGS
+            id=name,
+            listen="127.0.0.1:0",
+            lease_ttl_s=lease_ttl_s,
+            cluster=SETTINGS,
+            liveness=liveness or LivenessConfig(),
         )
         stack = AsyncExitStack()
         background = Background(self.failures.append)
@@ -69,7 +76,7 @@ class Plane:
         await registry.start()
         parts = Parts(config, cluster, background, registry, buses[1])
         address = await parts.start(stack)
-        return Running(address, store, log, stack)
+        return Running(address, store, log, parts, stack)
 
     def connect(self) -> Callable[[str, Callable[[Exception], None]], Awaitable[tuple[Bus, Log]]]:
         """Return what connects fake nodes to this server."""
