@@ -19,6 +19,7 @@ BENCHES = {
     "fleet": "4096 simulated nodes and a hundred controlds, then many of both killed",
     "regulator": "victim and batch under the bandwidth regulator, on a model of a memory system",
     "discover": "full discovery and refresh on machines of 512 CPUs and 128 nodes",
+    "liveness": "false alarms and detection time of deadline and phi; CPU of watching nodes",
     "step": "CPU of one journaled agent step outside model and tool",
 }
 
