@@ -45,10 +45,10 @@ def made(name: str, beats: int, rng: np.random.Generator) -> Beats:
     They come over one TCP connection: none overtakes another.
     """
     shares, delays = zip((0.0, DELAYS_S[name][0][1] / 2), *DELAYS_S[name], strict=True)
-    # The last quantile stands for all above it.
     delay = np.exp(np.interp(rng.random(beats), shares, np.log(delays)))
-    sent = np.arange(beats) * INTERVAL_S
-    return Beats(sent, np.maximum.accumulate(sent + delay))
+    sent: Floats = np.arange(beats, dtype=np.float64) * INTERVAL_S
+    arrived: Floats = np.maximum.accumulate(sent + delay, dtype=np.float64)
+    return Beats(sent, arrived)
 
 
 def resampled(gaps: Floats, beats: int, rng: np.random.Generator) -> Beats:

@@ -66,7 +66,7 @@ def phi(beats: Beats, threshold: float, floor_s: float) -> Floats:
 def false_alarms(beats: Beats, allowed: Floats) -> Floats:
     """Return the silences that outlasted what was allowed, though the beat came after all."""
     gaps = beats.gaps
-    return gaps[gaps >= allowed]
+    return np.asarray(gaps[gaps >= allowed], dtype=np.float64)
 
 
 def detection_s(beats: Beats, allowed: Floats, rng: np.random.Generator, crashes: int) -> Floats:
@@ -75,4 +75,5 @@ def detection_s(beats: Beats, allowed: Floats, rng: np.random.Generator, crashes
     last = rng.choice(known, crashes)
     interval = beats.sent[last + 1] - beats.sent[last]
     crashed = beats.sent[last] + rng.random(crashes) * interval
-    return np.maximum(beats.arrived[last] + allowed[last] - crashed, 0.0)
+    late = np.maximum(beats.arrived[last] + allowed[last] - crashed, 0.0)
+    return np.asarray(late, dtype=np.float64)

@@ -130,7 +130,7 @@ async def test_rule_10_an_observer_without_a_bus_of_its_own_gives_no_verdict(
         def publish(self, subject: str, payload: bytes) -> None:
             answers.append(payload)
 
-    async def dead(*_: object) -> Found:
+    async def dead(address: str, node: str, epoch: int, timeout_s: float) -> Found:
         return "nobody"
 
     pair.c2.probe = dead
