@@ -105,7 +105,7 @@ async def test_a_refusal_of_a_tenant_carries_retry_info(
     assert caught.value.details() == (
         "pool tenants: tenant acme is over its rate of 5 submissions a second"
     )
-    status = rpc_status.from_call(caught.value)
+    status = rpc_status.from_call(caught.value)  # type: ignore[arg-type]
     assert status is not None
     info = error_details_pb2.RetryInfo()
     assert status.details[0].Unpack(info)
