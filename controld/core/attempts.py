@@ -84,7 +84,7 @@ class Attempts:
         """The stream shows the write whose answer came before, and all that precedes it."""
         if task.record.owner_epoch == self._state.epoch:
             self._shown(task, task.revision)
-        if task.waits_for_head:
+        if task.waits_for_head and task.state == "offered":
             self.offer(task)
 
     def refused_write(self, event: RecordRefused) -> None:

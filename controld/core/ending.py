@@ -60,6 +60,7 @@ class Ending:
             task.story.append((self._state.now, "to be ended", failure.code))
             return
         task.leaving = None
+        task.waits_for_head = False
         self._state.move(task, "ending", failure.code)
         self._send(task, failure, record or task.record)
 

@@ -250,6 +250,9 @@ class Sim:
         if self._fenced(owner) or self.records[record.task][1] != action.expected:
             return RecordRefused(record.task, record.attempt)
         revision = self._put(record)
+        if fault == "copied":
+            # An earlier send of the same write, thought lost, is still on its way.
+            self.pending.append(Pending(-1, action))
         if fault == "lost":
             # Written, the answer lost, the retry refused: the runner can only say so.
             return RecordRefused(record.task, record.attempt)
@@ -286,12 +289,24 @@ class Sim:
             return
         key = (record.pool, record.session)
         order = self.created[key]
-        for earlier in order[: order.index(record.task)]:
+        place = order.index(record.task)
+        for earlier in order[:place]:
             if self.records[earlier][0].state not in TERMINAL:
                 self.problems.append(f"{record.task} started before {earlier} ended")
+        for later in order[place + 1 :]:
+            if self._can_write(later):
+                self.problems.append(f"{record.task} started while {later} runs")
         head = self.heads.get(key)
         if item.head_revision != (head[1] if head else 0):
             self.problems.append(f"{record.task} started with an old head")
+
+    def _can_write(self, task: str) -> bool:
+        """Whether some node holds an attempt of the task whose fence is intact."""
+        revision = self.records[task][1]
+        return any(
+            node.alive and task in node.held and node.held[task].revision == revision
+            for node in self.nodes.values()
+        )
 
     def _inventory(self, action: QueryInventory, fault: str) -> Event | None:
         node = self.nodes[action.node]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from controld.core.shard_io import (
+    CancelRequested,
     CaughtUp,
+    EndTask,
     HeadStored,
     NodeGone,
     QueryInventory,
@@ -274,3 +276,13 @@ def test_after_an_end_learnt_by_reading_offers_wait_until_the_stream_has_shown_t
     shard.feed(HeadStored(head, ended + 1))
     offer = only(shard.feed(RecordStored(write.record, revision)), SendAssignment)
     assert offer.assignment.head == head
+
+
+def test_rule_7_a_task_cancelled_while_its_offer_waits_for_the_stream_is_never_offered() -> None:
+    shard = ShardDriver(live=False)
+    shard.submit("a")
+    write = only(shard.feed(CaughtUp()), WriteRecord)
+    revision = shard.next()
+    assert of_kind(shard.feed(RecordWritten("t1", 1, revision)), SendAssignment) == []
+    only(shard.feed(CancelRequested(1, "t1", "changed my mind")), EndTask)
+    assert of_kind(shard.feed(RecordStored(write.record, revision)), SendAssignment) == []
