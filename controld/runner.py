@@ -49,7 +49,6 @@ from corefleet.messages.wire import (
     ExplainTask,
     InventoryAnswer,
     ListTasks,
-    TaskLine,
     TaskList,
     TaskReturned,
 )
@@ -354,7 +353,7 @@ def _without_inputs(listed: TaskList) -> TaskList:
     """A list must fit into one message, and nobody reads the inputs in it."""
     return TaskList(
         tasks=tuple(
-            TaskLine(record=msgspec.structs.replace(line.record, input=""), reason=line.reason)
+            msgspec.structs.replace(line, record=msgspec.structs.replace(line.record, input=""))
             for line in listed.tasks
         )
     )

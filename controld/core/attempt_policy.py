@@ -7,6 +7,9 @@ may be what kills its nodes. Everything is bounded all the same.
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
+from controld.core.task import Cause
 from corefleet.messages.records import PastAttempt, TaskRecord
 
 FREE_LOSSES = 3
@@ -19,6 +22,20 @@ _OWN_FAULTS = ("returned", "stuck")
 _KEPT_OTHERS = 16
 NODE_PREFIX = "node "
 """A returned attempt whose reason begins so is the node's doing."""
+
+PREEMPTED_PREFIX = "preempted:"
+DRAINING_PREFIX = "draining:"
+"""Attempts that were asked to yield come back with these, and count against nobody."""
+
+_YIELDED = ("preempted", "draining", "drained")
+
+
+def returned_for(reason: str) -> tuple[Cause, str]:
+    """Return the cause that a node's reason for giving an attempt back stands for, and the rest."""
+    for prefix, cause in ((PREEMPTED_PREFIX, "preempted"), (DRAINING_PREFIX, "draining")):
+        if reason.startswith(prefix):
+            return cause, reason.removeprefix(prefix).strip()
+    return ("node" if reason.startswith(NODE_PREFIX) else "returned"), reason
 
 
 def cause_of(past: PastAttempt) -> str:
@@ -33,19 +50,25 @@ def counted(past: tuple[PastAttempt, ...]) -> int:
     return faults + max(0, causes.count("lost") - FREE_LOSSES)
 
 
-def exhausted(record: TaskRecord, past: tuple[PastAttempt, ...]) -> str:
-    """Return why the task is not tried again after `past`, '' when it is."""
+def exhausted(record: TaskRecord) -> str:
+    """Return why the task is not tried again after its past attempts, '' when it is."""
+    past = record.past
     used = counted(past)
     if used >= record.max_attempts:
         return f"{used} of {record.max_attempts} attempts failed; the last: {past[-1].reason}"
     most = record.max_attempts + EXTRA_ATTEMPTS
-    if record.attempt >= most:
+    if record.attempt - record.yields >= most:
         return f"given up after {record.attempt} attempts; the last: {past[-1].reason}"
     return ""
 
 
-def with_past(record: TaskRecord, cause: str, reason: str) -> tuple[PastAttempt, ...]:
-    """Return the past attempts with the current one added; old refusals make room."""
+def given_up(record: TaskRecord, cause: Cause, reason: str) -> TaskRecord:
+    """Return the record with its current attempt among the past ones; old refusals make room."""
+    yields = record.yields + (cause in _YIELDED)
+    return replace(record, past=_with_past(record, cause, reason), yields=yields)
+
+
+def _with_past(record: TaskRecord, cause: Cause, reason: str) -> tuple[PastAttempt, ...]:
     now = PastAttempt(record.attempt, record.node, f"{cause}: {reason}")
     past = (*record.past, now)
     others = [attempt for attempt in past if cause_of(attempt) not in (*_OWN_FAULTS, "lost")]
@@ -65,9 +88,14 @@ def pause_s(past: tuple[PastAttempt, ...]) -> float:
         in_row += 1
     if cause in _OWN_FAULTS:
         return 0.0 if in_row <= 1 else float(min(0.2 * 2.0 ** (in_row - 2), 10.0))
-    if cause == "lost":
+    if cause == "lost" or cause in _YIELDED:
         return 0.0
     return 0.0 if in_row <= 3 else float(min(0.05 * 2.0 ** (in_row - 4), 5.0))
+
+
+def goes_to_the_queue(cause: Cause) -> bool:
+    """Return whether the place that is left is somebody else's, so that the task waits its turn."""
+    return cause == "preempted"
 
 
 def avoided_node(past: tuple[PastAttempt, ...]) -> str:

@@ -7,8 +7,9 @@ from msgspec.structs import replace
 from controld.core.attempt_policy import (
     avoided_node,
     exhausted,
+    given_up,
+    goes_to_the_queue,
     pause_s,
-    with_past,
 )
 from controld.core.ending import Ending
 from controld.core.placement import Decision, PlacementRequest, place
@@ -49,20 +50,30 @@ class Attempts:
         state = self._state
         queue = state.queue
         while (pool := queue.next_pool()) is not None:
-            if not state.fleet.turn(pool.name, state.shard):
-                queue.block(pool)
-                continue
             task = queue.peek(pool)
             if task is None:
                 continue
+            if queue.behind_parked(pool, task):
+                queue.park(pool)
+                continue
+            held = state.limits.held_by(state.shard, pool.name, task.record.tenant)
+            if held == "tenant":
+                queue.park(pool)
+                continue
+            if held:
+                queue.block(pool, "limit")
+                continue
+            if not state.fleet.turn(pool.name, state.shard):
+                queue.block(pool, "turn")
+                continue
             decision = place(state.fleet, request_of(state, task.record), state.rng)
             if decision.slot is None:
-                queue.block(pool)
+                queue.block(pool, "place")
                 state.fleet.wait(pool.name, state.shard)
                 continue
             queue.serve(pool)
             state.move(task, "placing", decision.slot.node.name)
-            self._write(task, self._placed(task, decision, task.record.past))
+            self._write(task, self._placed(task, decision, task.record))
 
     # Writes and their answers.
 
@@ -201,11 +212,10 @@ class Attempts:
         record = task.record
         if self._ending.fulfil(task):
             return
-        past = with_past(record, cause, reason)
-        why = exhausted(record, past)
+        left = given_up(record, cause, reason)
+        why = exhausted(left)
         if why:
-            failure = Failure("attempts_exhausted", why)
-            self._ending.end(task, failure, replace(record, past=past))
+            self._ending.end(task, Failure("attempts_exhausted", why), left)
             return
         task.leaving = Leaving(cause, reason)
         task.doomed = None
@@ -216,12 +226,13 @@ class Attempts:
             task.tries = 0
             state.move(task, "moving", f"{cause}: {reason}")
         decision = Decision(None, "")
-        if pause_s(past) == 0.0 and state.queue.session_of(task).order[0] is task:
-            decision = place(state.fleet, request_of(state, record, past), state.rng)
+        first = state.queue.session_of(task).order[0] is task
+        if first and pause_s(left.past) == 0.0 and not goes_to_the_queue(cause):
+            decision = place(state.fleet, request_of(state, left), state.rng)
         if decision.slot is not None:
-            self._write(task, self._placed(task, decision, past))
+            self._write(task, self._placed(task, decision, left), cause)
         else:
-            self._write(task, self._requeued(task, past))
+            self._write(task, self._requeued(task, left), cause)
 
     # Inside.
 
@@ -294,17 +305,16 @@ class Attempts:
             )
             state.out.append(Notify(record.origin, placed))
 
-    def _write(self, task: Task, record: TaskRecord) -> None:
+    def _write(self, task: Task, record: TaskRecord, left: str = "") -> None:
         task.write = record
         task.unsure = False
-        self._state.out.append(WriteRecord(record, task.revision))
+        self._state.out.append(WriteRecord(record, task.revision, left))
 
-    def _placed(self, task: Task, decision: Decision, past: tuple[PastAttempt, ...]) -> TaskRecord:
+    def _placed(self, task: Task, decision: Decision, record: TaskRecord) -> TaskRecord:
         slot = decision.slot
         if slot is None:
             raise ValueError("decision: no slot; expected one that places the task")
         self._state.occupy(task, slot)
-        record = task.record
         return replace(
             record,
             state="placed",
@@ -315,12 +325,11 @@ class Attempts:
             domain=slot.domain,
             owner_epoch=self._state.epoch,
             why=decision.why,
-            past=past,
         )
 
-    def _requeued(self, task: Task, past: tuple[PastAttempt, ...]) -> TaskRecord:
+    def _requeued(self, task: Task, record: TaskRecord) -> TaskRecord:
         return replace(
-            task.record,
+            record,
             state="queued",
             create_seq=task.seq,
             node="",
@@ -328,11 +337,10 @@ class Attempts:
             domain=-1,
             owner_epoch=self._state.epoch,
             why="",
-            past=past,
         )
 
     def _tell_left(self, task: Task, left: Leaving, past: PastAttempt) -> None:
-        if left.cause in ("stuck", "unanswered"):
+        if left.cause in ("stuck", "unanswered", "drained"):
             self.drop(past.node, task.id, past.attempt, left.reason)
         if task.record.origin:
             requeued = TaskRequeued(
@@ -350,13 +358,10 @@ class Attempts:
         self._state.out.append(SendDrop(node, drop))
 
 
-def request_of(
-    state: ShardState, record: TaskRecord, past: tuple[PastAttempt, ...] | None = None
-) -> PlacementRequest:
+def request_of(state: ShardState, record: TaskRecord) -> PlacementRequest:
     """Return what placement is asked for a task, given its past attempts."""
     found = state.heads.get((record.pool, record.session))
-    past = record.past if past is None else past
-    avoid = avoided_node(past) if past else ""
+    avoid = avoided_node(record.past) if record.past else ""
     if found is None:
         return PlacementRequest(record.pool, record.pool_class, record.kind, avoid=avoid)
     head = found[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controld.core.attempt_policy import NODE_PREFIX
+from controld.core.attempt_policy import returned_for
 from controld.core.attempts import Attempts
 from controld.core.shard_io import (
     AssignAnswered,
@@ -70,8 +70,8 @@ class NodeNews:
         """A node gave the attempt back."""
         task = self._current(event.task, event.attempt)
         if task is not None:
-            by_node = event.reason.startswith(NODE_PREFIX)
-            self._attempts.leave(task, "node" if by_node else "returned", event.reason)
+            cause, reason = returned_for(event.reason)
+            self._attempts.leave(task, cause, reason)
 
     def stuck(self, event: AttemptStuck) -> None:
         """The attempt shows no progress; whether for too long is the pool's to say."""

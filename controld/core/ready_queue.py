@@ -6,6 +6,7 @@ import heapq
 from bisect import insort
 from collections import deque
 from collections.abc import Mapping
+from typing import Literal
 
 from controld.core.task import Task
 
@@ -29,23 +30,35 @@ class Session:
 class PoolQueue:
     """Ready tasks of one class and pool, oldest create first."""
 
-    __slots__ = ("blocked", "heap", "in_ring", "name", "served", "weight")
+    __slots__ = ("blocked", "heap", "in_ring", "name", "parked", "ring", "served", "weight")
 
-    def __init__(self, name: str, weight: int) -> None:
+    def __init__(self, name: str, weight: int, ring: deque[PoolQueue]) -> None:
         self.name = name
         self.weight = weight
-        self.heap: list[tuple[int, str, Task]] = []
+        self.ring = ring
+        """Where it takes turns with the other pools of its class."""
+        self.heap: list[_Entry] = []
+        self.parked: dict[str, list[_Entry]] = {}
+        """Tasks out of the way of other tenants' while their own tenant has its limit."""
         self.served = 0
         self.in_ring = False
-        self.blocked = False
-        """Nothing fits now: skipped until the fleet changes."""
+        self.blocked: Block = ""
+        """What keeps the pool from a place: skipped until `unblock`."""
+
+
+_Entry = tuple[int, str, Task]
+Block = Literal["", "place", "turn", "limit"]
 
 
 class ReadyQueue:
-    """Online before batch, weighted round-robin between pools, create order in a session."""
+    """Online before batch, weighted round-robin between pools, create order in a session.
 
-    def __init__(self, weights: Mapping[str, int]) -> None:
-        self._weights = weights
+    Of `batch_every` placements one is batch's while both classes have something to place.
+    """
+
+    def __init__(self, batch_every: int = 20) -> None:
+        self._batch_every = batch_every
+        self._weights: dict[str, int] = {}
         self.sessions: dict[tuple[str, str], Session] = {}
         self.counts: dict[str, int] = {}
         """Queued tasks by pool."""
@@ -53,7 +66,15 @@ class ReadyQueue:
         self._rings: dict[str, deque[PoolQueue]] = {name: deque() for name in CLASSES}
         self._online = self._rings["online"]
         self._batch = self._rings["batch"]
+        self._online_run = 0
+        """Online placements in a row while batch waited."""
         self._blocked: list[PoolQueue] = []
+
+    def set_weights(self, weights: Mapping[str, int]) -> None:
+        """Give each pool its turns in the round-robin; 1 when not named."""
+        self._weights = dict(weights)
+        for pool in self._pools.values():
+            pool.weight = self._weight(pool.name)
 
     def session_of(self, task: Task) -> Session:
         record = task.record
@@ -122,7 +143,10 @@ class ReadyQueue:
 
     def next_pool(self) -> PoolQueue | None:
         """Return the pool whose turn it is and that has a ready task."""
-        for ring in (self._online, self._batch):
+        rings = (self._online, self._batch)
+        if self._online_run >= self._batch_every - 1:
+            rings = (self._batch, self._online)
+        for ring in rings:
             while ring:
                 pool = ring[0]
                 if self.peek(pool) is not None:
@@ -143,30 +167,66 @@ class ReadyQueue:
 
     def serve(self, pool: PoolQueue) -> None:
         """Take the pool's first task out, and pass the turn on when its share is used."""
-        heapq.heappop(pool.heap)[2].ready = False
+        task = heapq.heappop(pool.heap)[2]
+        task.ready = False
+        if pool.ring is self._batch:
+            self._online_run = 0
+        elif self._batch:
+            self._online_run += 1
+        if pool.parked:
+            self._unpark_one(pool, task.record.tenant)
         pool.served += 1
         if pool.served >= pool.weight:
             pool.served = 0
-            ring = self._online if self._online and self._online[0] is pool else self._batch
-            ring.rotate(-1)
+            pool.ring.rotate(-1)
 
-    def block(self, pool: PoolQueue) -> None:
+    def block(self, pool: PoolQueue, by: Block) -> None:
         """Skip the pool, whose turn it is, until `unblock`."""
-        ring = self._online if self._online and self._online[0] is pool else self._batch
-        ring.popleft()
+        pool.ring.popleft()
         pool.in_ring = False
-        pool.blocked = True
+        pool.served = 0
+        pool.blocked = by
         self._blocked.append(pool)
 
     def unblock(self) -> None:
         """The fleet changed: all pools may try again."""
         blocked, self._blocked = self._blocked, []
         for pool in blocked:
-            pool.blocked = False
-            task = self.peek(pool)
-            if task is not None:
-                pool.in_ring = True
-                self._rings[task.record.pool_class].append(pool)
+            pool.blocked = ""
+            self._enter(pool)
+
+    def park(self, pool: PoolQueue) -> None:
+        """Put the pool's first task aside until `unpark`: its tenant has its limit."""
+        entry = heapq.heappop(pool.heap)
+        heapq.heappush(pool.parked.setdefault(entry[2].record.tenant, []), entry)
+
+    def behind_parked(self, pool: PoolQueue, task: Task) -> bool:
+        """Return whether an earlier task of the tenant is parked."""
+        lane = pool.parked.get(task.record.tenant) if pool.parked else None
+        return bool(lane) and lane is not None and lane[0][0] < task.seq
+
+    def unpark(self, name: str, tenant: str) -> None:
+        """The tenant has room: its first parked task tries again, and draws the next."""
+        for pool_class in CLASSES:
+            pool = self._pools.get((pool_class, name))
+            if pool is not None and tenant in pool.parked:
+                self._unpark_one(pool, tenant)
+                if not pool.blocked:
+                    self._enter(pool)
+
+    def unpark_all(self) -> None:
+        """Let the first parked task of each tenant try again."""
+        for pool in self._pools.values():
+            for tenant in tuple(pool.parked):
+                self.unpark(pool.name, tenant)
+
+    def waiting_for_place(self) -> list[PoolQueue]:
+        """Return the online pools that found no place."""
+        return [p for p in self._blocked if p.blocked == "place" and p.ring is self._online]
+
+    def first_ready(self, pool: PoolQueue, most: int) -> list[Task]:
+        """Return up to `most` of the pool's ready tasks, oldest create first."""
+        return [task for _, _, task in heapq.nsmallest(most, pool.heap) if task.ready]
 
     def content(self) -> dict[str, list[str]]:
         """Return the queued tasks of each pool in create order, for comparison."""
@@ -191,12 +251,30 @@ class ReadyQueue:
         key = (record.pool_class, record.pool)
         pool = self._pools.get(key)
         if pool is None:
-            weight = max(1, self._weights.get(record.pool, 1))
-            pool = self._pools[key] = PoolQueue(record.pool, weight)
+            ring = self._rings[record.pool_class]
+            pool = self._pools[key] = PoolQueue(record.pool, self._weight(record.pool), ring)
         heapq.heappush(pool.heap, (first.seq, first.id, first))
         if not pool.in_ring and not pool.blocked:
             pool.in_ring = True
-            self._rings[record.pool_class].append(pool)
+            pool.ring.append(pool)
+
+    def _enter(self, pool: PoolQueue) -> None:
+        if not pool.in_ring and self.peek(pool) is not None:
+            pool.in_ring = True
+            pool.ring.append(pool)
+
+    def _unpark_one(self, pool: PoolQueue, tenant: str) -> None:
+        lane = pool.parked.get(tenant)
+        while lane:
+            entry = heapq.heappop(lane)
+            if entry[2].ready:
+                heapq.heappush(pool.heap, entry)
+                break
+        if lane is not None and not lane:
+            del pool.parked[tenant]
+
+    def _weight(self, pool: str) -> int:
+        return max(1, self._weights.get(pool, 1))
 
 
 def _seq(task: Task) -> int:

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from controld.core.attempts import Attempts
+from controld.core.batch_places import BatchPlaces
 from controld.core.ending import Ending
 from controld.core.fleet import Fleet
+from controld.core.limits import Limits
 from controld.core.node_news import NodeNews
 from controld.core.rng import Rng
 from controld.core.shard_io import (
@@ -28,6 +30,8 @@ from controld.core.shard_io import (
     FleetChanged,
     HeadStored,
     InventoryAnswered,
+    LimitOpened,
+    NodeDraining,
     NodeGone,
     NodeResumed,
     Notify,
@@ -44,6 +48,7 @@ from controld.core.shard_io import (
 from controld.core.shard_state import ShardSettings, ShardState
 from controld.core.shard_views import check, explain_task, list_tasks, reason
 from controld.core.task import Task
+from controld.core.yields import Yields
 from corefleet.messages.records import TERMINAL, Failure, TaskRecord
 from corefleet.messages.wire import ExplainAnswer, ListTasks, TaskList, TaskWaiting
 
@@ -61,8 +66,18 @@ class ShardCore:
         fleet: Fleet,
         rng: Rng,
         settings: ShardSettings | None = None,
+        limits: Limits | None = None,
+        batch: BatchPlaces | None = None,
     ) -> None:
-        self._state = ShardState(shard, owner_epoch, fleet, rng, settings or ShardSettings())
+        """`limits` and `batch` are shared by all shards of the controld, as `fleet` is."""
+        if limits is None:
+            limits = Limits()
+        if batch is None:
+            batch = BatchPlaces()
+        self._state = ShardState(
+            shard, owner_epoch, fleet, rng, settings or ShardSettings(), limits, batch
+        )
+        limits.own(shard)
         self._ending = Ending(self._state)
         self._attempts = Attempts(self._state, self._ending)
         self._again: list[tuple[float, int, Task]] = []
@@ -70,12 +85,14 @@ class ShardCore:
         self._unblock_at = 0.0
         self.controld = controld
         self._nodes = NodeNews(self._state, self._attempts)
+        self._yields = Yields(self._state, self._attempts)
         attempts, nodes = self._attempts, self._nodes
         self._always: dict[type[Any], Callable[[Any], None]] = {
             RecordStored: self._on_record_stored,
             HeadStored: self._on_head_stored,
             PoolsSet: self._on_pools_set,
             CancelRequested: self._ending.cancel,
+            NodeDraining: self._yields.drain,
             CaughtUp: self._on_caught_up,
         }
         self._live: dict[type[Any], Callable[[Any], None]] = {
@@ -93,6 +110,7 @@ class ShardCore:
             NodeGone: nodes.node_gone,
             NodeResumed: nodes.node_resumed,
             InventoryAnswered: nodes.inventory,
+            LimitOpened: self._on_limit_opened,
             FleetChanged: self._on_fleet_changed,
             Tick: self._on_tick,
         }
@@ -127,11 +145,7 @@ class ShardCore:
         state = self._state
         state.now = now
         state.live = False
-        for task in state.tasks.values():
-            if task.slot is not None:
-                slot, task.slot = task.slot, None
-                state.fleet.disowned(slot)
-        state.fleet.forget_shard(state.shard)
+        state.disown()
 
     def list_tasks(self, query: ListTasks) -> TaskList:
         """Return the live tasks that match."""
@@ -244,17 +258,26 @@ class ShardCore:
         state.live = True
         self._nodes.caught_up()
         self._ending.caught_up()
+        self._yields.tick()
         for task in state.tasks.values():
             if task.state == "queued" and not task.watched:
                 state.watch(task)
 
     def _on_pools_set(self, event: PoolsSet) -> None:
-        self._state.pools = event.pools
+        state = self._state
+        state.pools = event.pools
+        state.queue.set_weights({name: spec.weight for name, spec in event.pools.items()})
 
     # Time and the fleet.
 
     def _on_fleet_changed(self, event: FleetChanged) -> None:
         self._state.queue.unblock()
+
+    def _on_limit_opened(self, event: LimitOpened) -> None:
+        if event.tenant:
+            self._state.queue.unpark(event.pool, event.tenant)
+        else:
+            self._state.queue.unblock()
 
     def _on_tick(self, event: Tick) -> None:
         state = self._state
@@ -265,11 +288,13 @@ class ShardCore:
         while deadlines and deadlines[0][0] <= state.wall_ms:
             self._deadline(heapq.heappop(deadlines)[1])
         self._nodes.ask_inventories()
+        self._yields.tick()
         if state.fresh or self._again:
             self._notice()
         if state.now >= self._unblock_at:
             self._unblock_at = state.now + state.settings.unblock_s
             state.queue.unblock()
+            state.queue.unpark_all()
 
     def _deadline(self, name: str) -> None:
         task = self._state.tasks.get(name)

@@ -22,6 +22,7 @@ from corefleet.messages.wire import (
     HeldAttempt,
     InventoryQuery,
     TaskEvent,
+    YieldAttempt,
 )
 
 # Events: what happened.
@@ -142,6 +143,17 @@ class AttemptStuck(msgspec.Struct, frozen=True, gc=False):
     age_s: float
 
 
+class NodeDraining(msgspec.Struct, frozen=True, gc=False):
+    """A node is to be emptied: its attempts are asked to yield, and taken at the deadline."""
+
+    node: str
+    reason: str = ""
+    deadline_ms: int = 0
+    """Wall-clock milliseconds; 0: never."""
+    on: bool = True
+    """False: no longer."""
+
+
 class InventoryAnswered(msgspec.Struct, frozen=True, gc=False):
     node: str
     node_epoch: int
@@ -154,6 +166,14 @@ class CancelRequested(msgspec.Struct, frozen=True, gc=False):
     call: int
     task: str
     reason: str
+
+
+class LimitOpened(msgspec.Struct, frozen=True, gc=False):
+    """A limit of attempts in flight has room, and it is this shard's turn."""
+
+    pool: str
+    tenant: str = ""
+    """'' when it is the pool's own limit."""
 
 
 class FleetChanged(msgspec.Struct, frozen=True, gc=False):
@@ -181,8 +201,10 @@ Event = (
     | NodeGone
     | NodeResumed
     | AttemptStuck
+    | NodeDraining
     | InventoryAnswered
     | CancelRequested
+    | LimitOpened
     | FleetChanged
     | Tick
 )
@@ -199,6 +221,8 @@ class WriteRecord(msgspec.Struct, frozen=True, gc=False):
 
     record: TaskRecord
     expected: int
+    left: str = ""
+    """Why the attempt before is given up (task.Cause); '' when it places from the queue."""
 
 
 class SendAssignment(msgspec.Struct, frozen=True, gc=False):
@@ -237,6 +261,14 @@ class SendDrop(msgspec.Struct, frozen=True, gc=False):
     drop: DropAttempt
 
 
+class SendYield(msgspec.Struct, frozen=True, gc=False):
+    """Ask a node to give an attempt back at its next step boundary. Answered, if at all, by
+    AttemptReturned with the same reason."""
+
+    node: str
+    ask: YieldAttempt
+
+
 class QueryInventory(msgspec.Struct, frozen=True, gc=False):
     """Answered by InventoryAnswered, or not at all."""
 
@@ -262,6 +294,7 @@ Action = (
     | EndTask
     | ReadRecord
     | SendDrop
+    | SendYield
     | QueryInventory
     | Notify
     | AnswerCancel

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
+from controld.core.batch_places import BatchPlaces
 from controld.core.eligibility import Slot
 from controld.core.fleet import Fleet
 from controld.core.inventory import Inventory
+from controld.core.limits import Limits
 from controld.core.ready_queue import ReadyQueue
 from controld.core.rng import Rng
 from controld.core.shard_io import Action
@@ -42,19 +44,32 @@ class ShardSettings:
     """Pools without a place try again after this, whatever the fleet said."""
     progress_timeout_s: float = 120.0
     """For tasks whose pool is not known."""
-    weights: Mapping[str, int] = field(default_factory=dict)
-    """Turns of a pool in the round-robin; 1 when not named."""
+    batch_every: int = 20
+    """One of so many placements is batch's while both classes have something to place."""
+    preempt_after_s: float = 0.2
+    """An online task that waits longer for a place has a batch attempt asked to yield."""
+    yield_again_s: float = 5.0
+    """Until an attempt that was asked to yield is asked again, or another one for the task."""
 
 
 class ShardState:
     """The data of one shard's core. Its parts act on it; it decides nothing itself."""
 
     def __init__(
-        self, shard: int, epoch: int, fleet: Fleet, rng: Rng, settings: ShardSettings
+        self,
+        shard: int,
+        epoch: int,
+        fleet: Fleet,
+        rng: Rng,
+        settings: ShardSettings,
+        limits: Limits,
+        batch: BatchPlaces,
     ) -> None:
         self.shard = shard
         self.epoch = epoch
         self.fleet = fleet
+        self.limits = limits
+        self.batch = batch
         self.rng = rng
         self.settings = settings
         self.now = 0.0
@@ -70,7 +85,7 @@ class ShardState:
         self.ended: dict[str, State] = {}
         """How the last tasks ended: late news of them is no news."""
         self.heads: dict[tuple[str, str], tuple[SessionHead, int]] = {}
-        self.queue = ReadyQueue(settings.weights)
+        self.queue = ReadyQueue(settings.batch_every)
         self.inventory = Inventory(settings.inventory_s, settings.inventory_first_s, rng)
         self.deadlines: list[tuple[int, str]] = []
         self.timers: list[tuple[float, int, str]] = []
@@ -88,14 +103,22 @@ class ShardState:
         if transition is None:
             raise IllegalTransition(f"task {task.id}", start, finish, task.tell_story())
         task.state = finish
+        task.since = self.now
         task.story.append((self.now, finish, note))
         transition(self, task)
+        if task.record.pool_class == "batch":
+            if finish == "running":
+                self.batch.began(task.record)
+            elif start == "running":
+                self.batch.over(task.id)
 
     def _transition_queued_busy(self, task: Task) -> None:
         self.queue.occupy(task)
+        self.limits.took(self.shard, task.record.pool, task.record.tenant)
 
     def _transition_busy_queued(self, task: Task) -> None:
         self.queue.free(task)
+        self.limits.left(task.record.pool, task.record.tenant)
         if self.live and not task.watched:
             self.watch(task)
 
@@ -111,6 +134,8 @@ class ShardState:
 
     def _transition_any_ended(self, task: Task) -> None:
         self.vacate(task)
+        if task.occupies:
+            self.limits.left(task.record.pool, task.record.tenant)
         task.timer = ""
         del self.tasks[task.id]
         self.queue.drop(task)
@@ -120,6 +145,7 @@ class ShardState:
     def add(self, task: Task) -> None:
         """Take in a task in state queued."""
         self.tasks[task.id] = task
+        task.since = self.now
         task.story.append((self.now, "queued", ""))
         if task.record.deadline_ms:
             heapq.heappush(self.deadlines, (task.record.deadline_ms, task.id))
@@ -153,10 +179,24 @@ class ShardState:
         if task.node:
             self.inventory.remove(task, task.node)
             task.node = ""
+            task.asked_ms = 0
         slot = task.slot
         if slot is not None:
             task.slot = None
             self.fleet.gave_back(slot, self.now)
+
+    def disown(self) -> None:
+        """The shard is no longer ours: its attempts go on, its waiting places are free."""
+        for task in self.tasks.values():
+            if task.slot is not None:
+                slot, task.slot = task.slot, None
+                self.fleet.disowned(slot)
+            if task.occupies:
+                task.occupies = False
+                self.limits.left(task.record.pool, task.record.tenant)
+            self.batch.over(task.id)
+        self.fleet.forget_shard(self.shard)
+        self.limits.disown(self.shard)
 
     def watch(self, task: Task) -> None:
         """Tell the task's watchers why it waits if it waits for long."""

@@ -15,6 +15,9 @@ def reason(state: ShardState, task: Task) -> str:
         return f"leaves {task.record.node}: {task.leaving.reason}"
     if task.state == "offered":
         return f"waits for the answer of {task.record.node}"
+    if task.state == "running" and task.asked_ms:
+        asked_s = (state.wall_ms - task.asked_ms) / 1000
+        return f"asked {asked_s:.1f} s ago to yield at its next step boundary"
     if task.state != "queued":
         return ""
     if not state.live:
@@ -27,6 +30,9 @@ def reason(state: ShardState, task: Task) -> str:
             return f"backs off after attempt {task.record.attempt}: {task.record.past[-1].reason}"
         return "backs off: its placement could not be written"
     pool = task.record.pool
+    limit = state.limits.reason(pool, task.record.tenant)
+    if limit:
+        return limit
     why = waiting_reason(pool, state.fleet.offers(pool))
     return why or f"waits for its turn in pool {pool}"
 
@@ -45,12 +51,27 @@ def list_tasks(state: ShardState, query: ListTasks) -> TaskList:
             continue
         if query.session and record.session != query.session:
             continue
+        if query.node and not _is_at(task, query.node):
+            continue
         if query.state and query.state not in (record.state, task.state):
             continue
         if len(lines) >= query.limit:
             break
-        lines.append(TaskLine(record=record, reason=reason(state, task)))
+        lines.append(
+            TaskLine(
+                record=record,
+                reason=reason(state, task),
+                state=task.state,
+                asked_ms=task.asked_ms,
+            )
+        )
     return TaskList(tasks=tuple(lines))
+
+
+def _is_at(task: Task, node: str) -> bool:
+    """Whether an attempt is at `node`, on its way there, or not yet taken from there."""
+    record = task.record
+    return task.node == node or (record.state == "placed" and record.node == node)
 
 
 def explain_task(state: ShardState, name: str) -> ExplainAnswer:

@@ -19,7 +19,10 @@ moving   a write is under way that takes it from its node: to another one or to 
 ending   the owner ends it: cancel, deadline, dead letter
 ended    its record is terminal; it is forgotten at once"""
 
-Cause = Literal["lost", "refused", "unanswered", "returned", "stuck", "absent", "node", "order"]
+Cause = Literal[
+    *("lost", "refused", "unanswered", "returned", "stuck", "absent", "node", "order"),
+    *("preempted", "draining", "drained"),
+]
 """Why an attempt was given up: see attempt_policy."""
 
 Timer = Literal["", "wake", "offer", "move", "end", "look"]
@@ -40,6 +43,7 @@ class Task:
     """A task with what is under way for it. Written by its ShardCore only."""
 
     __slots__ = (
+        "asked_ms",
         "calls",
         "delayed",
         "doomed",
@@ -48,11 +52,13 @@ class Task:
         "leaving",
         "node",
         "occupies",
+        "preempt_at",
         "ready",
         "record",
         "retry_at",
         "revision",
         "seq",
+        "since",
         "slot",
         "state",
         "story",
@@ -75,6 +81,8 @@ class Task:
         self.seq = record.create_seq or revision
         """Sequence of the create: the order within the session."""
         self.state: TaskState = "queued"
+        self.since = 0.0
+        """When it came into its state."""
         self.node = ""
         """Node of the attempt that is live or being placed."""
         self.slot: Slot | None = None
@@ -90,6 +98,10 @@ class Task:
         """Set while `moving`."""
         self.doomed: Leaving | None = None
         """The attempt must be given up as soon as its placing write is decided."""
+        self.asked_ms = 0
+        """Wall-clock time at which the attempt was first asked to yield; 0: never."""
+        self.preempt_at = 0.0
+        """Until then no other batch attempt is asked to yield for it."""
         self.waits_for_head = False
         """Offered once the stream has shown all that precedes the placing write."""
         self.ready = False

@@ -104,6 +104,8 @@ class TaskRecord(Record, frozen=True):
     why: str = ""
     """Why the placement chose this node, in one line."""
     past: tuple[PastAttempt, ...] = ()
+    yields: int = 0
+    """Attempts given up because they were asked to: they count against nobody."""
     failure: Failure | None = None
     ending: Ending | None = None
     """Set while the task is being ended; every rewrite of the record keeps it."""

@@ -329,11 +329,19 @@ class ListTasks(Message, frozen=True):
     session: str = ""
     state: str = ""
     limit: int = 100
+    node: str = ""
+    """Only tasks that have a place there."""
 
 
 class TaskLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A live task as its owner sees it."""
+
     record: TaskRecord
     reason: str = ""
+    state: str = ""
+    """More than the record's: `running` once its node has it, `moving` while it is taken away."""
+    asked_ms: int = 0
+    """When its node was first asked to give the attempt back; 0: never."""
 
 
 class TaskList(Message, frozen=True):

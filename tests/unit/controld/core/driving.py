@@ -5,7 +5,9 @@ from __future__ import annotations
 from random import Random
 from typing import Any, TypeVar
 
+from controld.core.batch_places import BatchPlaces
 from controld.core.fleet import Fleet
+from controld.core.limits import Limits
 from controld.core.shard import ShardCore
 from controld.core.shard_io import (
     Action,
@@ -15,6 +17,7 @@ from controld.core.shard_io import (
     Event,
     FleetChanged,
     HeadStored,
+    LimitOpened,
     Notify,
     PoolsSet,
     RecordStored,
@@ -108,11 +111,13 @@ class ShardDriver:
     ) -> None:
         self.fleets = FleetDriver(nodes, slots)
         self.fleet = self.fleets.fleet
-        self.core = ShardCore(7, "c1", 3, self.fleet, Random(1), settings)
+        self.limits = Limits()
+        self.batch = BatchPlaces()
+        self.core = ShardCore(7, "c1", 3, self.fleet, Random(1), settings, self.limits, self.batch)
         self.now = 1000.0
         self.sequence = 100
         self.count = 0
-        self.feed(PoolsSet(pools or {}))
+        self.set_pools(pools or {})
         if live:
             self.feed(CaughtUp())
 
@@ -125,8 +130,16 @@ class ShardDriver:
         actions = self.core.handle(event, self.now, self.wall_ms)
         while self.fleet.woken():
             actions += self.core.handle(FleetChanged(), self.now, self.wall_ms)
+        while opened := self.limits.woken():
+            for _, pool, tenant in opened:
+                actions += self.core.handle(LimitOpened(pool, tenant), self.now, self.wall_ms)
         assert self.core.check() == []
         return actions
+
+    def set_pools(self, pools: dict[str, PoolSpec]) -> list[Action]:
+        """The pools as stored are these now."""
+        self.limits.set_pools(pools)
+        return self.feed(PoolsSet(pools))
 
     def next(self) -> int:
         self.sequence += 1

@@ -5,11 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from corefleet.messages.records import DomainInfo, NodeRegistration, PoolSpec
-from corefleet.messages.wire import AssignAnswer, Assignment
+from corefleet.messages.wire import (
+    AssignAnswer,
+    Assignment,
+    NodeState,
+    NodeView,
+    RackDigest,
+    SlotUse,
+)
 
 POOLS = {
-    "chat": PoolSpec(name="chat"),
-    "crunch": PoolSpec(name="crunch", pool_class="batch"),
+    "chat": PoolSpec(name="chat", weight=2, max_in_flight=4),
+    "crunch": PoolSpec(name="crunch", pool_class="batch", max_in_flight_per_tenant=1),
 }
 SLOTS = 2
 
@@ -52,3 +59,16 @@ class SimNode:
         found = self.held.get(task)
         if found is not None and found.record.attempt <= attempt:
             del self.held[task]
+
+
+def digest_of(nodes: list[SimNode], number: int) -> RackDigest:
+    """What the owner of their rack tells of the nodes."""
+    views = []
+    for node in nodes:
+        used = {
+            pool: sum(held.record.pool == pool for held in node.held.values()) for pool in POOLS
+        }
+        slots = tuple(SlotUse(pool, 0, SLOTS, used[pool]) for pool in POOLS)
+        state: NodeState = "ready" if node.alive else "lost"
+        views.append(NodeView(node=node.name, epoch=node.epoch, state=state, slots=slots))
+    return RackDigest(rack="rack0", controld="c0", epoch=1, number=number, nodes=tuple(views))

@@ -11,7 +11,9 @@ from random import Random
 
 from msgspec.structs import replace
 
+from controld.core.batch_places import BatchPlaces
 from controld.core.fleet import Fleet, FleetDelta
+from controld.core.limits import Limits
 from controld.core.shard import ShardCore
 from controld.core.shard_io import (
     Action,
@@ -26,6 +28,8 @@ from controld.core.shard_io import (
     FleetChanged,
     HeadStored,
     InventoryAnswered,
+    LimitOpened,
+    NodeDraining,
     NodeGone,
     Notify,
     PoolsSet,
@@ -38,6 +42,7 @@ from controld.core.shard_io import (
     RecordWritten,
     SendAssignment,
     SendDrop,
+    SendYield,
     TaskEnded,
     Tick,
     WriteRecord,
@@ -53,12 +58,9 @@ from corefleet.messages.records import (
 from corefleet.messages.wire import (
     AssignAnswer,
     Assignment,
-    NodeView,
-    RackDigest,
-    SlotUse,
     TaskEvent,
 )
-from tests.unit.controld.core.sim_node import POOLS, SLOTS, SimNode
+from tests.unit.controld.core.sim_node import POOLS, SimNode, digest_of
 
 
 @dataclass
@@ -88,6 +90,7 @@ class Sim:
         self.log: list[tuple[int, TaskRecord | SessionHead | int]] = []
         self.nodes = {f"n{number}": SimNode(f"n{number}") for number in range(nodes)}
         self.lost: dict[str, LostNode] = {}
+        self.draining: set[str] = set()
         self.pending: list[Pending] = []
         self.problems: list[str] = []
         self.events: list[TaskEvent] = []
@@ -108,14 +111,27 @@ class Sim:
         self._begin()
 
     def _begin(self) -> None:
-        self.fleet = self._new_fleet()
-        self.core = ShardCore(0, f"c{self.owner}", self.owner, self.fleet, Random(self.owner))
+        self.fleet = self.new_fleet()
+        self.limits, batch = Limits(), BatchPlaces()
+        self.limits.set_pools(POOLS)
+        self.core = ShardCore(
+            0,
+            f"c{self.owner}",
+            self.owner,
+            self.fleet,
+            Random(self.owner),
+            limits=self.limits,
+            batch=batch,
+        )
         self._store(self.owner)
         self.cursor = 0
         self.shown: set[str] = set()
         self.feed(PoolsSet(POOLS))
+        for node in sorted(self.draining):
+            self.feed(NodeDraining(node, "new kernel"))
 
-    def _new_fleet(self) -> Fleet:
+    def new_fleet(self) -> Fleet:
+        """Return a fleet that knows what the simulated nodes are."""
         fleet = Fleet()
         fleet.set_pools(POOLS)
         for node in self.nodes.values():
@@ -124,19 +140,6 @@ class Sim:
             fleet.lost(lost, self.now)
         self._digest(fleet)
         return fleet
-
-    def rebuilt(self) -> ShardCore:
-        """Return a core made from what the stream holds now, which decides nothing."""
-        core = ShardCore(0, "rebuilt", self.owner + 1, self._new_fleet(), Random(0))
-        entries: list[tuple[int, Event]] = [
-            (revision, RecordStored(record, revision)) for record, revision in self.records.values()
-        ]
-        entries += [
-            (revision, HeadStored(head, revision)) for head, revision in self.heads.values()
-        ]
-        for _, event in sorted(entries, key=lambda entry: entry[0]):
-            core.handle(event, self.now, self.wall_ms)
-        return core
 
     @property
     def wall_ms(self) -> int:
@@ -148,6 +151,10 @@ class Sim:
         while woken := self.fleet.woken():
             for _ in woken:
                 self._take_up(self.core.handle(FleetChanged(), self.now, self.wall_ms))
+        while opened := self.limits.woken():
+            for _, pool, tenant in opened:
+                event = LimitOpened(pool, tenant)
+                self._take_up(self.core.handle(event, self.now, self.wall_ms))
 
     def _take_up(self, actions: list[Action]) -> None:
         for action in actions:
@@ -191,6 +198,7 @@ class Sim:
             input="",
             pool_class=POOLS[pool].pool_class,
             origin="c0",
+            tenant=f"tenant-{session}",
             created_ms=self.wall_ms,
             deadline_ms=self.wall_ms + int(deadline_s * 1000) if deadline_s else 0,
         )
@@ -237,6 +245,8 @@ class Sim:
             event = RecordRead(*stored) if stored else RecordMissing(action.task)
         elif isinstance(action, SendDrop) and fault != "lost":
             self.nodes[action.node].let_go(action.drop.task, action.drop.attempt)
+        elif isinstance(action, SendYield) and not fault:
+            event = self._yield(action)
         if event is not None and pending.owner == self.owner:
             self.feed(event)
 
@@ -320,6 +330,14 @@ class Sim:
         )
         return InventoryAnswered(action.node, node.epoch, absent)
 
+    def _yield(self, action: SendYield) -> Event | None:
+        node, ask = self.nodes[action.node], action.ask
+        found = node.held.get(ask.task)
+        if not node.alive or found is None or found.record.attempt != ask.attempt:
+            return None
+        node.let_go(ask.task, ask.attempt)
+        return AttemptReturned(ask.task, ask.attempt, node.name, ask.reason)
+
     # Nodes.
 
     def finish(self, index: int, well: bool = True) -> None:
@@ -393,6 +411,17 @@ class Sim:
         node.denied.clear()
         self._apply(self.fleet.registered(node.registration(), self.now))
 
+    def drain(self, index: int, deadline_s: float = 0.0) -> None:
+        """A node is to be emptied, or, if it was, no longer."""
+        node = list(self.nodes)[index % len(self.nodes)]
+        if node in self.draining:
+            self.draining.discard(node)
+            self.feed(NodeDraining(node, on=False))
+            return
+        self.draining.add(node)
+        deadline_ms = self.wall_ms + int(deadline_s * 1000) if deadline_s else 0
+        self.feed(NodeDraining(node, "new kernel", deadline_ms))
+
     def cancel(self, index: int) -> None:
         tasks = [name for names in self.created.values() for name in names]
         tasks = [name for name in tasks if name in self.shown]
@@ -413,22 +442,7 @@ class Sim:
 
     def _digest(self, fleet: Fleet) -> FleetDelta:
         self.digests += 1
-        views = []
-        for node in self.nodes.values():
-            used = {
-                pool: sum(held.record.pool == pool for held in node.held.values()) for pool in POOLS
-            }
-            slots = tuple(SlotUse(pool, 0, SLOTS, used[pool]) for pool in POOLS)
-            lost = not node.alive
-            views.append(
-                NodeView(
-                    node=node.name, epoch=node.epoch, state="lost" if lost else "ready", slots=slots
-                )
-            )
-        digest = RackDigest(
-            rack="rack0", controld="c0", epoch=1, number=self.digests, nodes=tuple(views)
-        )
-        return fleet.digest(digest, self.now)
+        return fleet.digest(digest_of(list(self.nodes.values()), self.digests), self.now)
 
     def _apply(self, delta: FleetDelta) -> None:
         for gone in delta.gone:
@@ -447,24 +461,6 @@ class Sim:
     def found_problems(self) -> list[str]:
         """Return what is wrong now: noted before, or by the core's own invariants."""
         return self.problems + self.core.check()
-
-    def differences(self) -> list[str]:
-        """Compare the live core with one rebuilt from the records."""
-        rebuilt = self.rebuilt()
-        found = [f"rebuilt: {line}" for line in rebuilt.check()]
-        ours, theirs = self.core.queue_content(), rebuilt.queue_content()
-        states = self.core.states()
-        # What is being ended is live but no longer queued; rebuilt, it is queued.
-        theirs = {
-            pool: [name for name in names if states.get(name) != "ending"]
-            for pool, names in theirs.items()
-        }
-        theirs = {pool: names for pool, names in theirs.items() if names}
-        if ours != theirs:
-            found.append(f"live queue {ours}, rebuilt {theirs}")
-        if states.keys() != rebuilt.states().keys():
-            found.append(f"live {sorted(states)}, rebuilt {sorted(rebuilt.states())}")
-        return found
 
     def settle(self, rounds: int = 600) -> None:
         """No more faults: everything must end, and soon."""

@@ -19,8 +19,7 @@ from controld.core.shard_io import (
     WriteRecord,
     WriteUnavailable,
 )
-from controld.core.shard_state import ShardSettings
-from corefleet.messages.records import SessionHead, TaskRecord
+from corefleet.messages.records import PoolSpec, SessionHead, TaskRecord
 from corefleet.messages.wire import ListTasks, SlotUse, TaskEvent, TaskPlaced, TaskWaiting
 from tests.unit.controld.core.driving import ShardDriver, of_kind, only, registration, told
 
@@ -133,7 +132,7 @@ def test_online_goes_before_batch() -> None:
 
 
 def test_pools_of_a_class_take_turns_by_weight() -> None:
-    shard = ShardDriver(nodes=0, settings=ShardSettings(weights={"crunch": 2}))
+    shard = ShardDriver(nodes=0, pools={"crunch": PoolSpec(name="crunch", weight=2)})
     for pool in ["chat"] * 4 + ["crunch"] * 6:
         shard.submit(pool=pool)
     shard.fleets.join("n0", slots=9)

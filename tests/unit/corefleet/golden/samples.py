@@ -161,6 +161,7 @@ _record = TaskRecord(
     owner_epoch=9,
     why="home of the session",
     past=(_past,),
+    yields=1,
     failure=_failure,
     ending=_ending,
 )
@@ -355,8 +356,8 @@ SAMPLES: list[msgspec.Struct] = [
     CancelAnswer(found=True, cancelled=True, state="cancelled"),
     ExplainTask(task=TASK),
     ExplainAnswer(found=True, chosen="n2", why="home", candidates=(_candidate,)),
-    ListTasks(pool="support", session="s1", state="queued", limit=10),
-    TaskLine(record=_record, reason="no node"),
+    ListTasks(pool="support", session="s1", state="queued", limit=10, node="n2"),
+    TaskLine(record=_record, reason="no node", state="running", asked_ms=NOW_MS),
     TaskList(tasks=(TaskLine(record=_record),)),
     SubmitMessage(
         pool="support", session="s1", request_id=f"{TASK}/3", input="hello", tenant="acme"
