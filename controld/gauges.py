@@ -9,6 +9,10 @@ from prometheus_client import Counter, Gauge, Histogram
 from corefleet.metrics import Family, Metrics
 
 _SILENCE_BUCKETS_S = (0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.9, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
+DECISION_BUCKETS_S = (
+    *(0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001),
+    *(0.002, 0.005, 0.01, 0.02, 0.05, 0.2),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,10 @@ class Gauges:
     submit_s: Family[Histogram]
     placed: Family[Counter]
     requeued: Family[Counter]
+    queue_wait_s: Family[Histogram]
+    decision_s: Family[Histogram]
+    yields: Family[Counter]
+    broken_cores: Family[Counter]
     ended: Family[Counter]
     lost_races: Family[Counter]
     assignments: Family[Counter]
@@ -60,7 +68,23 @@ def make_gauges(metrics: Metrics) -> Gauges:
         ),
         submit_s=metrics.histogram("corefleet_submit_seconds", "Time until a task is durable."),
         placed=metrics.counter("corefleet_placements", "Attempts placed.", ["pool"]),
-        requeued=metrics.counter("corefleet_requeues", "Attempts given up.", ["pool"]),
+        requeued=metrics.counter(
+            "corefleet_requeues", "Attempts given up, by why.", ["pool", "cause"]
+        ),
+        queue_wait_s=metrics.histogram(
+            "corefleet_queue_wait_seconds", "From a task's creation to its first place.", ["pool"]
+        ),
+        decision_s=metrics.histogram(
+            "corefleet_decision_seconds",
+            "Time of the shard's core for one placement, its write and offer apart.",
+            buckets=DECISION_BUCKETS_S,
+        ),
+        yields=metrics.counter(
+            "corefleet_yields_asked", "Attempts that nodes were asked to give back."
+        ),
+        broken_cores=metrics.counter(
+            "corefleet_broken_cores", "Shards stopped and rebuilt because their core was wrong."
+        ),
         ended=metrics.counter("corefleet_owner_ends", "Tasks ended by their owner.", ["state"]),
         lost_races=metrics.counter(
             "corefleet_fenced_writes", "Writes of ours that lost the compare-and-set."

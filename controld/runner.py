@@ -32,6 +32,7 @@ from controld.core.shard_io import (
     RecordWritten,
     SendAssignment,
     SendDrop,
+    SendYield,
     TaskEnded,
     WriteRecord,
     WriteUnavailable,
@@ -40,7 +41,14 @@ from controld.gauges import Gauges
 from corefleet.background import Background
 from corefleet.bus import Entry, Follower, Incoming, Stored, Subscription
 from corefleet.codec import decode, encode
-from corefleet.errors import CorruptRecord, Fenced, NotFound, StoreFull, Unavailable
+from corefleet.errors import (
+    CorruptRecord,
+    Fenced,
+    IllegalTransition,
+    NotFound,
+    StoreFull,
+    Unavailable,
+)
 from corefleet.journal import end_task, place
 from corefleet.messages.records import OwnerMark, SessionHead, TaskRecord
 from corefleet.messages.wire import (
@@ -52,7 +60,14 @@ from corefleet.messages.wire import (
     TaskList,
     TaskReturned,
 )
-from corefleet.subjects import events, kind_of, node_drop, node_inventory, shard_calls
+from corefleet.subjects import (
+    events,
+    kind_of,
+    node_drop,
+    node_inventory,
+    node_yield,
+    shard_calls,
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -76,12 +91,25 @@ class Surroundings:
     """Called after a core was fed: what waits for room in the fleet may go on."""
     superseded: Callable[[int, int], None]
     """Called with shard and epoch when a newer owner's mark was found."""
+    broken: Callable[[int], None]
+    """Called with the shard when its core was found wrong: it decides nothing any more."""
 
 
 class ShardRunner:
-    """Runs the core of one shard from its take-over until ownership ends."""
+    """Runs the core of one shard from its take-over until ownership ends.
 
-    def __init__(self, surroundings: Surroundings, core: ShardCore, shard: int, epoch: int) -> None:
+    `anew`: the core replaces one of the same epoch, behind a mark of its own.
+    """
+
+    def __init__(
+        self,
+        surroundings: Surroundings,
+        core: ShardCore,
+        shard: int,
+        epoch: int,
+        anew: bool = False,
+    ) -> None:
+        self._anew = anew
         self._on = surroundings
         self._cluster = surroundings.cluster
         self._core = core
@@ -145,9 +173,29 @@ class ShardRunner:
         if self._halted or not self._on.may_act() or self._halted:
             return
         clock = self._cluster.clock
-        for action in self._core.handle(event, clock.monotonic(), clock.wall_ms()):
+        began = clock.monotonic()
+        try:
+            actions = self._core.handle(event, began, clock.wall_ms())
+        except IllegalTransition as error:
+            self._broke(error)
+            return
+        if actions:
+            self._count_decisions(actions, clock.monotonic() - began)
+        for action in actions:
             self._carry_out(action)
         self._on.handled()
+
+    def _broke(self, error: IllegalTransition) -> None:
+        """This shard's core is wrong, and only this one: what the records say is still right."""
+        _log.error("shard's core is wrong", shard=self.shard, epoch=self.epoch, error=str(error))
+        self._on.gauges.broken_cores().inc()
+        self.halt()
+        self._on.broken(self.shard)
+
+    def _count_decisions(self, actions: list[Action], took_s: float) -> None:
+        placed = sum(type(act) is WriteRecord and act.record.state == "placed" for act in actions)
+        for _ in range(placed):
+            self._on.gauges.decision_s().observe(took_s / placed)
 
     async def _write_mark(self) -> int:
         """Append our epoch to the shard's marks; return its sequence."""
@@ -158,9 +206,9 @@ class ShardRunner:
                 last = await log.last(subject, _MARK_S)
                 if last is not None:
                     found = decode(last.payload, OwnerMark)
-                    if found == mark:
+                    if found == mark and not self._anew:
                         return last.sequence
-                    if found.epoch >= self.epoch:
+                    if found != mark and found.epoch >= self.epoch:
                         self._give_up(found)
                         break
                 entry = Entry(
@@ -230,6 +278,9 @@ class ShardRunner:
                 self._on.background.spawn(self._end(action))
             case SendDrop():
                 self._cluster.bus.publish(node_drop(action.node), encode(action.drop))
+            case SendYield():
+                self._on.gauges.yields().inc()
+                self._cluster.bus.publish(node_yield(action.node), encode(action.ask))
             case QueryInventory():
                 self._on.background.spawn(self._query(action))
             case AnswerCancel():
@@ -241,7 +292,6 @@ class ShardRunner:
 
     async def _write(self, action: WriteRecord) -> None:
         record = action.record
-        placing = record.state == "placed"
         while True:
             try:
                 revision = await place(
@@ -260,10 +310,19 @@ class ShardRunner:
                     return
                 _log.warning("record not written yet", task=record.task, error=str(error))
                 continue
-            counter = self._on.gauges.placed if placing else self._on.gauges.requeued
-            counter(record.pool).inc()
+            self._count_written(action)
             self.handle(RecordWritten(record.task, record.attempt, revision))
             return
+
+    def _count_written(self, action: WriteRecord) -> None:
+        record, gauges = action.record, self._on.gauges
+        if action.left:
+            gauges.requeued(record.pool, action.left).inc()
+        if record.state == "placed":
+            gauges.placed(record.pool).inc()
+            if record.attempt == 1:
+                waited_ms = self._cluster.clock.wall_ms() - record.created_ms
+                gauges.queue_wait_s(record.pool).observe(max(0, waited_ms) / 1000)
 
     async def _end(self, action: EndTask) -> None:
         record = action.record

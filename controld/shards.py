@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 
 import structlog
 
 from controld.assigner import Assigner
 from controld.cluster import Cluster
+from controld.core.batch_places import BatchPlaces
 from controld.core.fleet import Fleet, FleetDelta
+from controld.core.limits import Limits
 from controld.core.loss_gate import LossGate
 from controld.core.shard import ShardCore
 from controld.core.shard_io import (
     AttemptStuck,
     Event,
     FleetChanged,
+    LimitOpened,
+    NodeDraining,
     NodeGone,
     NodeResumed,
     PoolsSet,
@@ -31,13 +35,19 @@ from corefleet.bus import Incoming
 from corefleet.codec import decode
 from corefleet.errors import CorruptRecord
 from corefleet.ids import shard_of_task
-from corefleet.messages.records import LostNode, NodeRegistration, PoolSpec
+from corefleet.messages.records import Drain, LostNode, NodeRegistration, PoolSpec
 from corefleet.messages.wire import RackDigest, Verdict
 from corefleet.subjects import DIGESTS, VERDICTS
 
 _log = structlog.get_logger(__name__)
 
 _TICK_S = 0.05
+
+_BREAKS = 3
+_BREAKS_WITHIN_S = 60.0
+_BREAK_PAUSE_S = 30.0
+"""A shard whose core was wrong so often within that time rests for so long: records that no
+core can bear would break the next owner's just the same."""
 
 
 class Shards:
@@ -58,7 +68,11 @@ class Shards:
         self._gauges = gauges
         self._fleet = fleet
         self._gate = gate
+        self._limits = Limits(cluster.settings.shards)
+        self._batch = BatchPlaces()
         self._runners: dict[int, ShardRunner] = {}
+        self._breaks: dict[int, list[float]] = {}
+        self._drains: Mapping[str, Drain] = {}
         self._assigner = Assigner(cluster, background, gauges)
         self._open = AsyncExitStack()
         self._settling = False
@@ -72,6 +86,7 @@ class Shards:
         self._registry.pools.listen(self._pool_seen)
         self._registry.nodes.listen(self._node_seen)
         self._registry.lost.listen(self._lost_seen)
+        self._registry.drains.listen(self._drain_seen)
         self._set_pools()
         for subject, handler in ((DIGESTS, self._digest), (VERDICTS, self._verdict)):
             subscription = await self._cluster.bus.subscribe(subject, handler)
@@ -85,7 +100,18 @@ class Shards:
 
     async def start_shard(self, shard: int, epoch: int) -> None:
         """Take a shard into motion."""
-        core = ShardCore(shard, self._cluster.controld, epoch, self._fleet, self._random)
+        await self._start(shard, epoch, anew=False)
+
+    async def _start(self, shard: int, epoch: int, anew: bool) -> None:
+        core = ShardCore(
+            shard,
+            self._cluster.controld,
+            epoch,
+            self._fleet,
+            self._random,
+            limits=self._limits,
+            batch=self._batch,
+        )
         surroundings = Surroundings(
             cluster=self._cluster,
             background=self._background,
@@ -94,11 +120,32 @@ class Shards:
             may_act=lambda: self.may_act(),
             handled=self._settle_soon,
             superseded=lambda number, newer: self.superseded(number, newer),
+            broken=self._broken,
         )
-        runner = ShardRunner(surroundings, core, shard, epoch)
+        runner = ShardRunner(surroundings, core, shard, epoch, anew)
         self._runners[shard] = runner
         runner.handle(PoolsSet(dict(self._registry.pools.records)))
+        for node, drain in self._drains.items():
+            runner.handle(NodeDraining(node, drain.reason, drain.deadline_ms))
         await runner.start()
+
+    def _broken(self, shard: int) -> None:
+        now = self._cluster.clock.monotonic()
+        breaks = [at for at in self._breaks.get(shard, []) if now - at < _BREAKS_WITHIN_S]
+        self._breaks[shard] = [*breaks, now]
+        pause_s = _BREAK_PAUSE_S if len(breaks) + 1 >= _BREAKS else 0.0
+        broken = self._runners.get(shard)
+        if broken is not None:
+            self._background.spawn(self._rebuild(broken, pause_s), f"rebuild shard {shard}")
+        self._settle_soon()
+
+    async def _rebuild(self, broken: ShardRunner, pause_s: float) -> None:
+        """Begin again from the shard's records, with a fresh core, if the shard is still ours."""
+        shard = broken.shard
+        await broken.close()
+        await asyncio.sleep(pause_s)
+        if self._runners.get(shard) is broken:
+            await self._start(shard, broken.epoch, anew=True)
 
     def halt(self, shard: int) -> None:
         """Decide nothing more for a shard."""
@@ -126,8 +173,27 @@ class Shards:
         """Return the number of shards that we decide for."""
         return sum(runner.live for runner in self._runners.values())
 
+    def set_share(self, pool: str, limit: int | None, tenant: str = "") -> None:
+        """Let our shards use `limit` places of a pool's or a tenant's limit (Limits.set_share)."""
+        self._limits.set_share(pool, limit, tenant)
+        self._settle_soon()
+
+    def set_drains(self, standing: Mapping[str, Drain]) -> None:
+        """Have these nodes emptied, by name, and no others."""
+        before, self._drains = self._drains, dict(standing)
+        for node, drain in standing.items():
+            if before.get(node) != drain:
+                self._feed_all(NodeDraining(node, drain.reason, drain.deadline_ms))
+        for node in before.keys() - standing.keys():
+            self._feed_all(NodeDraining(node, on=False))
+
     def _feed_all(self, event: Event) -> None:
         for runner in list(self._runners.values()):
+            runner.handle(event)
+
+    def _feed(self, shard: int, event: Event) -> None:
+        runner = self._runners.get(shard)
+        if runner is not None:
             runner.handle(event)
 
     def _apply(self, delta: FleetDelta) -> None:
@@ -153,9 +219,10 @@ class Shards:
         try:
             while woken := self._fleet.woken():
                 for shard in woken:
-                    runner = self._runners.get(shard)
-                    if runner is not None:
-                        runner.handle(FleetChanged())
+                    self._feed(shard, FleetChanged())
+            while opened := self._limits.woken():
+                for shard, pool, tenant in opened:
+                    self._feed(shard, LimitOpened(pool, tenant))
         finally:
             self._settling = False
 
@@ -195,6 +262,7 @@ class Shards:
         self._pools_changed = False
         pools = dict(self._registry.pools.records)
         delta = self._fleet.set_pools(pools)
+        self._limits.set_pools(pools)
         self._feed_all(PoolsSet(pools))
         self._apply(delta)
 
@@ -208,3 +276,6 @@ class Shards:
     def _lost_seen(self, name: str, found: LostNode | None, revision: int) -> None:
         if found is not None:
             self._apply(self._gate.lost(found, self._cluster.clock.monotonic()))
+
+    def _drain_seen(self, name: str, found: Drain | None, revision: int) -> None:
+        self.set_drains(self._registry.drains.records)

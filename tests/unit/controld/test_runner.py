@@ -30,6 +30,7 @@ from controld.core.shard_io import (
     RecordRefused,
     RecordStored,
     RecordWritten,
+    SendYield,
     TaskEnded,
     WriteRecord,
     WriteUnavailable,
@@ -42,6 +43,7 @@ from corefleet.background import Background
 from corefleet.bus import Entry, Incoming
 from corefleet.clock import SystemClock
 from corefleet.codec import decode, encode
+from corefleet.errors import IllegalTransition
 from corefleet.messages.records import (
     ClusterSettings,
     Failure,
@@ -56,9 +58,10 @@ from corefleet.messages.wire import (
     EventBatch,
     TaskReturned,
     TaskWaiting,
+    YieldAttempt,
 )
 from corefleet.metrics import Metrics
-from corefleet.subjects import Layout, events, shard_cancel, shard_returned
+from corefleet.subjects import Layout, events, node_yield, shard_cancel, shard_returned
 
 SETTINGS = ClusterSettings(shards=4, streams=1)
 LAYOUT = Layout(4, 1)
@@ -124,6 +127,8 @@ class Shard:
     core: FakeCore
     runner: ShardRunner
     superseded: list[tuple[int, int]]
+    broken: list[int]
+    metrics: Metrics
     may_act: bool = True
 
 
@@ -135,8 +140,9 @@ async def shard() -> AsyncIterator[Shard]:
     await log.ensure(SETTINGS)
     background = Background(failures.append)
     cluster = Cluster("c1", SETTINGS, LAYOUT, bus, log, None, SystemClock())  # type: ignore[arg-type]
-    gauges = make_gauges(Metrics())
-    core, superseded = FakeCore(), list[tuple[int, int]]()
+    metrics = Metrics()
+    gauges = make_gauges(metrics)
+    core, superseded, broken = FakeCore(), list[tuple[int, int]](), list[int]()
     made: Shard
 
     surroundings = Surroundings(
@@ -147,9 +153,10 @@ async def shard() -> AsyncIterator[Shard]:
         may_act=lambda: made.may_act,
         handled=lambda: None,
         superseded=lambda number, newer: superseded.append((number, newer)),
+        broken=broken.append,
     )
     runner = ShardRunner(surroundings, cast(ShardCore, core), SHARD, epoch=5)
-    made = Shard(server, bus, log, background, core, runner, superseded)
+    made = Shard(server, bus, log, background, core, runner, superseded, broken, metrics)
     yield made
     await runner.close()
     await background.close()
@@ -345,3 +352,73 @@ async def test_after_the_halt_nothing_is_decided(shard: Shard) -> None:
     await shard.runner.close()
     assert len(shard.core.events) == before
     assert shard.core.closed == 1
+
+
+async def test_a_core_that_is_wrong_stops_its_own_shard_only(
+    shard: Shard, caplog: pytest.LogCaptureFixture
+) -> None:
+    await shard.runner.start()
+    await shard.core.until(CaughtUp)
+
+    def break_down(event: CancelRequested) -> list[Action]:
+        raise IllegalTransition(f"task {TASK}", "running", "placing", "0.000 queued")
+
+    shard.core.replies[CancelRequested] = break_down
+    shard.runner.handle(CancelRequested(1, TASK, ""))
+    assert shard.broken == [SHARD]
+    assert not shard.runner.live
+    assert shard.core.closed == 1
+    assert value(shard, "corefleet_broken_cores_total") == 1
+
+
+async def test_a_core_made_anew_decides_only_behind_a_mark_of_its_own(shard: Shard) -> None:
+    await shard.runner.start()
+    await shard.core.until(CaughtUp)
+    await shard.runner.close()
+    last = await append(shard, LAYOUT.task(SHARD, TASK), record())
+    core = FakeCore()
+    anew = ShardRunner(shard.runner._on, cast(ShardCore, core), SHARD, epoch=5, anew=True)
+    await anew.start()
+    await core.until(CaughtUp)
+    assert core.events[0] == RecordStored(record(), last)
+    mark = await shard.log.last(LAYOUT.owner(SHARD), 1)
+    assert mark is not None
+    assert mark.sequence > last
+    assert shard.superseded == []
+    await anew.close()
+
+
+async def test_nodes_are_asked_to_yield(shard: Shard) -> None:
+    heard: asyncio.Queue[Incoming] = asyncio.Queue()
+    await shard.bus.subscribe(node_yield("n1"), heard.put_nowait)
+    await shard.runner.start()
+    ask = YieldAttempt(task=TASK, attempt=2, reason="draining: new kernel")
+    shard.core.replies[CancelRequested] = lambda asked: [SendYield("n1", ask)]
+    shard.runner.handle(CancelRequested(1, TASK, ""))
+    message = await asyncio.wait_for(heard.get(), 5)
+    assert decode(message.payload, YieldAttempt) == ask
+
+
+async def test_placements_and_requeues_are_counted_and_timed(shard: Shard) -> None:
+    revision = await append(shard, LAYOUT.task(SHARD, TASK), record())
+    await shard.runner.start()
+    await shard.core.until(CaughtUp)
+    placed = record(state="placed", attempt=1, node="n1", created_ms=1)
+    shard.core.replies[CancelRequested] = lambda event: [WriteRecord(placed, revision)]
+    shard.runner.handle(CancelRequested(1, TASK, ""))
+    written = await shard.core.until(RecordWritten)
+    moved = record(state="placed", attempt=2, node="n2", created_ms=1)
+    shard.core.replies[CancelRequested] = lambda event: [
+        WriteRecord(moved, written.revision, "draining")
+    ]
+    shard.core.events.clear()
+    shard.runner.handle(CancelRequested(2, TASK, ""))
+    await shard.core.until(RecordWritten)
+    assert value(shard, "corefleet_placements_total", pool="p") == 2
+    assert value(shard, "corefleet_requeues_total", pool="p", cause="draining") == 1
+    assert value(shard, "corefleet_queue_wait_seconds_count", pool="p") == 1
+    assert value(shard, "corefleet_decision_seconds_count") == 2
+
+
+def value(shard: Shard, name: str, **labels: str) -> float | None:
+    return shard.metrics.registry.get_sample_value(name, labels)
