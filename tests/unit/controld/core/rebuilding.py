@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from random import Random
 
 from controld.core.limits import Limits
@@ -10,6 +11,7 @@ from controld.core.shard_io import Event, HeadStored, RecordStored
 from controld.core.shard_state import ShardState
 from controld.core.task import Task
 from corefleet.messages.records import SessionHead, TaskRecord
+from tests.unit.controld.core.sim_node import POOLS
 from tests.unit.controld.core.stream_sim import Sim
 
 Counts = dict[tuple[str, str], int]
@@ -44,6 +46,24 @@ def from_what_is_known(sim: Sim) -> list[str]:
     records = [(task.record, task.revision) for task in state.tasks.values()]
     rebuilt, limits = made_from(sim, records, list(state.heads.values()))
     return _compare(sim, rebuilt, limits)
+
+
+def over_limits(sim: Sim) -> list[str]:
+    """Return the limits that more records' places exceed than the pools allow."""
+    placed = [record for record, _ in sim.records.values() if record.state == "placed"]
+    pools = Counter(record.pool for record in placed)
+    tenants = Counter((record.pool, record.tenant) for record in placed)
+    found = [
+        f"pool {pool}: {count} placed"
+        for pool, count in pools.items()
+        if 0 < POOLS[pool].max_in_flight < count
+    ]
+    found += [
+        f"pool {pool}, tenant {tenant}: {count} placed"
+        for (pool, tenant), count in tenants.items()
+        if 0 < POOLS[pool].max_in_flight_per_tenant < count
+    ]
+    return found
 
 
 def _compare(sim: Sim, rebuilt: ShardCore, limits: Limits) -> list[str]:

@@ -1,7 +1,7 @@
 """A tiny cluster around one shard: a stream, nodes, and owners that come and go.
 
-Everything that is under way is kept in lists, and the caller chooses what happens next
-and how it fails. The stream is the truth; `problems` collects what must never happen.
+What is under way is kept in lists; the caller chooses what happens next and how it fails.
+The stream is the truth; `problems` collects what must never happen.
 """
 
 from __future__ import annotations
@@ -333,7 +333,7 @@ class Sim:
     def _yield(self, action: SendYield) -> Event | None:
         node, ask = self.nodes[action.node], action.ask
         found = node.held.get(ask.task)
-        if not node.alive or found is None or found.record.attempt != ask.attempt:
+        if found is None or found.record.attempt != ask.attempt:
             return None
         node.let_go(ask.task, ask.attempt)
         return AttemptReturned(ask.task, ask.attempt, node.name, ask.reason)
@@ -467,6 +467,7 @@ class Sim:
         for node in self.nodes.values():
             if not node.alive:
                 self.restart(int(node.name[1:]))
+        left = list(self.records)
         for _ in range(rounds):
             self.follow(len(self.log))
             while self.pending:
@@ -474,14 +475,11 @@ class Sim:
             self.finish(self.rng.randrange(8))
             self.finish(self.rng.randrange(8))
             self.tick(0.5)
-            if self.all_ended() and self.quiet and not self.core.states():
+            left = [name for name, (r, _) in self.records.items() if r.state not in TERMINAL]
+            if not left and self.quiet and not self.core.states():
                 return
-        left = [name for name, (record, _) in self.records.items() if record.state not in TERMINAL]
         stories = "; ".join(f"{name}: {self.core.story(name)}" for name in self.core.states())
         self.problems.append(f"not ended: {left}; live: {stories}")
-
-    def all_ended(self) -> bool:
-        return all(record.state in TERMINAL for record, _ in self.records.values())
 
     def judge(self) -> list[str]:
         """Return all that was wrong, the end included."""

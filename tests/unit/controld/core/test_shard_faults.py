@@ -73,6 +73,7 @@ class ShardUnderFaults(RuleBasedStateMachine):
     @invariant()
     def holds(self) -> None:
         assert self.sim.found_problems() == []
+        assert rebuilding.over_limits(self.sim) == []
 
     @rule(index=PICK, deadline_s=st.sampled_from([0.0, 3.0]))
     def drain(self, index: int, deadline_s: float) -> None:
@@ -138,6 +139,7 @@ def test_twenty_seeds_of_faults_lose_nothing_and_keep_order(first_seed: int) -> 
         for step in range(250):
             random_step(sim, rng)
             assert sim.found_problems() == [], f"seed {seed}, step {step}"
+            assert rebuilding.over_limits(sim) == [], f"seed {seed}, step {step}"
             if sim.quiet:
                 assert rebuilding.from_the_stream(sim) == [], f"seed {seed}, step {step}"
         sim.settle()
