@@ -149,8 +149,8 @@ class Limits:
                 f"controld's share of {of_pool.share} are in flight"
             )
         if tenant:
-            of_tenant = self._limit(pool, tenant)
-            if not of_tenant.free:
+            of_tenant = self._limits.get((pool, tenant))
+            if of_tenant is not None and not of_tenant.free:
                 return (
                     f"tenant {tenant} has max_in_flight_per_tenant "
                     f"{spec.max_in_flight_per_tenant} in pool {pool}: {of_tenant.count} of this "
@@ -160,7 +160,7 @@ class Limits:
 
     def share(self, pool: str, tenant: str = "") -> int | None:
         """Return how many places this controld may use; None without a limit."""
-        return self._limit(pool, tenant).share
+        return self._share_of(pool, tenant)
 
     def woken(self) -> list[Opened]:
         """Return whose turn it is, one a limit: each must be told. Ask until empty."""
@@ -183,7 +183,12 @@ class Limits:
     # Inside.
 
     def _may_take(self, shard: int, pool: str, tenant: str) -> bool:
-        limit = self._limit(pool, tenant)
+        limit = self._limits.get((pool, tenant))
+        if limit is None:
+            # Nothing is kept of tenants that have nothing in flight and wait for nothing.
+            if self._share_of(pool, tenant) != 0:
+                return True
+            limit = self._limit(pool, tenant)
         if limit.may_take(shard):
             return True
         limit.waiting.setdefault(shard)
@@ -217,6 +222,8 @@ class Limits:
         given = self._given.get((pool, tenant))
         if given is not None:
             return given
+        if len(self._owned) >= self._shards:
+            return most
         salt = f"{pool}/{tenant}"
         return sum(allotment(most, self._shards, shard, salt) for shard in self._owned)
 

@@ -225,8 +225,9 @@ class ReadyQueue:
         return [p for p in self._blocked if p.blocked == "place" and p.ring is self._online]
 
     def first_ready(self, pool: PoolQueue, most: int) -> list[Task]:
-        """Return up to `most` of the pool's ready tasks, oldest create first."""
-        return [task for _, _, task in heapq.nsmallest(most, pool.heap) if task.ready]
+        """Return up to `most` ready tasks of the pool: the oldest create and some of the next."""
+        near = sorted(pool.heap[: 2 * most])
+        return [task for _, _, task in near if task.ready][:most]
 
     def content(self) -> dict[str, list[str]]:
         """Return the queued tasks of each pool in create order, for comparison."""

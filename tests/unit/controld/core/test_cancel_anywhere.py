@@ -133,4 +133,3 @@ def test_a_cancel_of_what_waits_for_a_limit_frees_nothing_and_lets_the_next_go(
     only(shard.ended(end), AnswerCancel)
     assert shard.limits.counts()["chat", ""] == 1
     assert only(shard.done(first), WriteRecord).record.task == "t3"
-

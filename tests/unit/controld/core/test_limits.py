@@ -186,3 +186,12 @@ def test_a_limit_lowered_below_what_runs_only_keeps_new_attempts_out() -> None:
     for record in running[:2]:
         assert of_kind(shard.done(record), WriteRecord) == []
     assert only(shard.done(running[2]), WriteRecord).record.task == "t4"
+
+
+def test_nothing_is_kept_of_tenants_without_an_attempt() -> None:
+    shard = ShardDriver(nodes=1, slots=2, pools=chat(max_in_flight_per_tenant=1))
+    for number in range(20):
+        tenant = f"tenant{number}"
+        shard.done(shard.run(tenant=tenant))
+        shard.limits.held_by(7, "chat", tenant)
+    assert set(shard.limits._limits) == {("chat", "")}
