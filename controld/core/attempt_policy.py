@@ -32,9 +32,10 @@ _YIELDED = ("preempted", "draining", "drained")
 
 def returned_for(reason: str) -> tuple[Cause, str]:
     """Return the cause that a node's reason for giving an attempt back stands for, and the rest."""
-    for prefix, cause in ((PREEMPTED_PREFIX, "preempted"), (DRAINING_PREFIX, "draining")):
-        if reason.startswith(prefix):
-            return cause, reason.removeprefix(prefix).strip()
+    if reason.startswith(PREEMPTED_PREFIX):
+        return "preempted", reason.removeprefix(PREEMPTED_PREFIX).strip()
+    if reason.startswith(DRAINING_PREFIX):
+        return "draining", reason.removeprefix(DRAINING_PREFIX).strip()
     return ("node" if reason.startswith(NODE_PREFIX) else "returned"), reason
 
 

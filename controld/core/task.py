@@ -20,8 +20,17 @@ ending   the owner ends it: cancel, deadline, dead letter
 ended    its record is terminal; it is forgotten at once"""
 
 Cause = Literal[
-    *("lost", "refused", "unanswered", "returned", "stuck", "absent", "node", "order"),
-    *("preempted", "draining", "drained"),
+    "lost",
+    "refused",
+    "unanswered",
+    "returned",
+    "stuck",
+    "absent",
+    "node",
+    "order",
+    "preempted",
+    "draining",
+    "drained",
 ]
 """Why an attempt was given up: see attempt_policy."""
 
