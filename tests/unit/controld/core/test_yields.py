@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 from controld.core.attempt_policy import EXTRA_ATTEMPTS
 from controld.core.batch_places import BatchPlaces
@@ -28,7 +29,7 @@ from corefleet.messages.wire import ListTasks, TaskRequeued
 from tests.unit.controld.core.driving import ShardDriver, of_kind, only, told
 
 
-def batch(shard: ShardDriver, **changes: object) -> TaskRecord:
+def batch(shard: ShardDriver, **changes: Any) -> TaskRecord:
     return shard.run(pool="crunch", pool_class="batch", **changes)
 
 
