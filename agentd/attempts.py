@@ -37,6 +37,7 @@ from agentd.core.node_io import (
     RunOn,
     StepsOffered,
     ToWorker,
+    YieldAsked,
 )
 from corefleet.background import Background
 from corefleet.bus import Bus
@@ -77,6 +78,7 @@ from corefleet.messages.wire import (
     SubmitMessage,
     TaskEvent,
     TaskFinished,
+    YieldAttempt,
 )
 from corefleet.subjects import CONTROL_SUBMIT, events, shard_returned
 
@@ -133,6 +135,10 @@ class Attempts:
     def drop(self, drop: DropAttempt) -> None:
         """The attempt is over."""
         self.feed(Dropped(drop.task, drop.attempt, drop.reason))
+
+    def yield_back(self, asked: YieldAttempt) -> None:
+        """The attempt's owner wants it back at its next step boundary."""
+        self.feed(YieldAsked(asked.task, asked.attempt, asked.reason))
 
     def inventory(self, query: InventoryQuery) -> InventoryAnswer:
         """Say which of an owner's attempts are not here."""

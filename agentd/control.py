@@ -25,6 +25,7 @@ from corefleet.messages.wire import (
     PoolsChanged,
     RegisterNode,
     Verdict,
+    YieldAttempt,
 )
 from corefleet.subjects import (
     CONTROL_REGISTER,
@@ -34,6 +35,7 @@ from corefleet.subjects import (
     node_assign,
     node_drop,
     node_inventory,
+    node_yield,
 )
 
 _ANSWER_S = 2.0
@@ -50,6 +52,9 @@ class Commands(Protocol):
         """Accept or refuse each attempt."""
 
     def drop(self, drop: DropAttempt) -> None: ...
+
+    def yield_back(self, asked: YieldAttempt) -> None:
+        """Give the attempt back at its next step boundary."""
 
     def inventory(self, query: InventoryQuery) -> InventoryAnswer: ...
 
@@ -75,6 +80,7 @@ class Control:
         handlers: dict[str, Callable[[Incoming], None]] = {
             node_assign(self._node): self._assign,
             node_drop(self._node): self._drop,
+            node_yield(self._node): self._yield,
             node_inventory(self._node): self._inventory,
             VERDICTS: self._verdict,
             digest(self._rack): self._digest,
@@ -111,6 +117,9 @@ class Control:
 
     def _drop(self, message: Incoming) -> None:
         self._commands.drop(decode(message.payload, DropAttempt))
+
+    def _yield(self, message: Incoming) -> None:
+        self._commands.yield_back(decode(message.payload, YieldAttempt))
 
     def _inventory(self, message: Incoming) -> None:
         answer = self._commands.inventory(decode(message.payload, InventoryQuery))

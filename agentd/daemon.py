@@ -69,6 +69,7 @@ from corefleet.messages.wire import (
     DropAttempt,
     InventoryAnswer,
     InventoryQuery,
+    YieldAttempt,
 )
 from corefleet.subjects import Layout
 
@@ -307,6 +308,9 @@ class Daemon:
 
     def drop(self, drop: DropAttempt) -> None:
         self._attempts.drop(drop)
+
+    def yield_back(self, asked: YieldAttempt) -> None:
+        self._attempts.yield_back(asked)
 
     def inventory(self, query: InventoryQuery) -> InventoryAnswer:
         return self._attempts.inventory(query)

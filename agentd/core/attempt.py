@@ -7,11 +7,12 @@ from typing import Literal
 
 from agentd.core.node_io import Place
 from corefleet.errors import IllegalTransition
-from corefleet.messages.links import FinishTask
+from corefleet.messages.links import AttemptOver, FinishTask
 from corefleet.messages.records import Step
-from corefleet.messages.wire import Assignment, TaskEvent
+from corefleet.messages.wire import Assignment, TaskEvent, TaskReturned
 
 Phase = Literal["opening", "waiting", "running", "finishing", "returning", "over"]
+Outcome = Literal["finished", "returned", "dropped"]
 
 TABLE: frozenset[tuple[Phase, Phase]] = frozenset(
     {
@@ -51,6 +52,8 @@ class Attempt:
     finish: FinishTask | None = None
     """Waits for the append in flight."""
     deaths: int = 0
+    yields: str = ""
+    """Why its owner wants it back at its next step boundary; '' while it does not."""
     reason: str = ""
     return_at: float = 0.0
     returned_since: float = 0.0
@@ -67,6 +70,21 @@ class Attempt:
         """Return whether `steps` are in the journal already."""
         known = {(step.step, step.kind == "intent") for step in self.steps}
         return all((step.step, step.kind == "intent") in known for step in steps)
+
+    def returned(self) -> TaskReturned:
+        """Return what its owner is told of an attempt that is given back."""
+        record = self.item.record
+        return TaskReturned(
+            task=self.task,
+            attempt=self.number,
+            node=record.node,
+            node_epoch=record.node_epoch,
+            reason=self.reason,
+        )
+
+    def over(self, outcome: Outcome, reason: str) -> AttemptOver:
+        """Return what its worker is told at its end."""
+        return AttemptOver(task=self.task, attempt=self.number, outcome=outcome, reason=reason)
 
     def move(self, phase: Phase) -> None:
         """Go on to `phase`; raises IllegalTransition with the attempt's story."""

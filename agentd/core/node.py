@@ -7,10 +7,10 @@ here may be lost with the process: the journal has what counts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any
 
 from agentd.core.admission import Admission
-from agentd.core.attempt import Attempt
+from agentd.core.attempt import Attempt, Outcome
 from agentd.core.node_io import (
     Adopted,
     Answer,
@@ -48,9 +48,10 @@ from agentd.core.node_io import (
     WorkerGone,
     WorkerLeaving,
     WorkerReady,
+    YieldAsked,
 )
 from agentd.core.places import Places
-from corefleet.messages.links import AttemptOver, FinishTask, RunResumed, StepsAppended
+from corefleet.messages.links import AttemptOver, FinishTask, RunResumed, StepsAppended, YieldTask
 from corefleet.messages.records import Failure
 from corefleet.messages.wire import (
     AssignAnswer,
@@ -58,7 +59,6 @@ from corefleet.messages.wire import (
     InventoryAnswer,
     SlotUse,
     SlowTask,
-    TaskReturned,
 )
 
 MOST_WORKER_DEATHS = 3
@@ -68,8 +68,6 @@ RETURN_EVERY_S = 1.0
 RETURN_FOR_S = 60.0
 """After this an inventory tells the owner what was returned."""
 MOST_SLOW = 50
-
-Outcome = Literal["finished", "returned", "dropped"]
 
 
 class Node:
@@ -95,6 +93,7 @@ class Node:
             CannotGoOn: self._cannot_go_on,
             ReturnAsked: self._return_asked,
             Dropped: self._dropped,
+            YieldAsked: self._yield_asked,
             WorkerReady: self._worker_ready,
             WorkerGone: self._worker_gone,
             WorkerLeaving: self._worker_leaving,
@@ -210,12 +209,16 @@ class Node:
             attempt.move("running")
             frame = RunResumed(task=event.task, attempt=event.attempt)
             yield ToWorker(attempt.worker, frame)
+            yield from self._tell_to_yield(attempt)
         else:
             attempt.move("waiting")
             yield from self._dispatch(attempt, now)
 
     def _dispatch(self, attempt: Attempt, now: float) -> Iterable[NodeAction]:
-        """Give a waiting attempt to a worker, if one is there."""
+        """Give a waiting attempt to a worker, if one is there and its owner does not want it."""
+        if attempt.yields:
+            yield from self._give_back(attempt, attempt.yields, now)
+            return
         worker = self.places.pick(attempt.place)
         attempt.progress_at = now
         if worker is None:
@@ -323,6 +326,17 @@ class Node:
             yield from self._end(attempt, "dropped", event.reason, now)
         self._admission.deny(event.task, event.attempt, event.reason, now)
 
+    def _yield_asked(self, event: YieldAsked, now: float) -> Iterable[NodeAction]:
+        """Give back what no worker runs; of the rest nothing is cut off in the middle of a step."""
+        attempt = self._find(event.task, event.attempt)
+        if attempt is None or attempt.phase in {"finishing", "returning"}:
+            return
+        attempt.yields = event.reason
+        if attempt.phase == "running":
+            yield from self._tell_to_yield(attempt)
+        elif not attempt.worker and attempt.appending is None:
+            yield from self._give_back(attempt, event.reason, now)
+
     def _inventory(self, event: InventoryAsked, now: float) -> Iterable[NodeAction]:
         query = event.query
         absent = []
@@ -376,7 +390,7 @@ class Node:
                     yield from self._end(attempt, "returned", attempt.reason, now)
                 else:
                     attempt.return_at = now + RETURN_EVERY_S
-                    yield self._returned(attempt)
+                    yield PublishReturned(attempt.returned())
             elif attempt.phase == "waiting" and now - attempt.progress_at > WAIT_FOR_WORKER_S:
                 yield from self._give_back(
                     attempt, f"no worker of pool {attempt.place.pool} became ready", now
@@ -417,18 +431,7 @@ class Node:
         self._admission.deny(attempt.task, attempt.number, f"given back: {reason}", now)
         yield from self._tell_worker(attempt, "returned", reason)
         yield CloseJournal(attempt.task, attempt.number)
-        yield self._returned(attempt)
-
-    def _returned(self, attempt: Attempt) -> PublishReturned:
-        return PublishReturned(
-            TaskReturned(
-                task=attempt.task,
-                attempt=attempt.number,
-                node=self._admission.node,
-                node_epoch=attempt.item.record.node_epoch,
-                reason=attempt.reason,
-            )
-        )
+        yield PublishReturned(attempt.returned())
 
     def _end(
         self, attempt: Attempt, outcome: Outcome, reason: str, now: float
@@ -449,13 +452,13 @@ class Node:
 
     def _tell_worker(self, attempt: Attempt, outcome: Outcome, reason: str) -> Iterable[NodeAction]:
         if attempt.worker:
-            yield ToWorker(
-                attempt.worker,
-                AttemptOver(
-                    task=attempt.task, attempt=attempt.number, outcome=outcome, reason=reason
-                ),
-            )
+            yield ToWorker(attempt.worker, attempt.over(outcome, reason))
             attempt.worker = ""
+
+    def _tell_to_yield(self, attempt: Attempt) -> Iterable[NodeAction]:
+        if attempt.yields:
+            frame = YieldTask(task=attempt.task, attempt=attempt.number, reason=attempt.yields)
+            yield ToWorker(attempt.worker, frame)
 
     def _count(self, pool: str, what: str) -> None:
         key = (pool, what)

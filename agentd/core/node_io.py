@@ -11,7 +11,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from corefleet.messages.links import AttemptOver, FinishTask, RunResumed, StepsAppended
+from corefleet.messages.links import (
+    AttemptOver,
+    FinishTask,
+    RunResumed,
+    StepsAppended,
+    YieldTask,
+)
 from corefleet.messages.records import Step
 from corefleet.messages.wire import (
     AssignAnswer,
@@ -87,6 +93,14 @@ class Adopted(msgspec.Struct, frozen=True):
 
 class Dropped(msgspec.Struct, frozen=True):
     """The attempt, and every earlier one of the task, is over."""
+
+    task: str
+    attempt: int
+    reason: str
+
+
+class YieldAsked(msgspec.Struct, frozen=True):
+    """Its owner wants the attempt back at its next step boundary; may be said again and again."""
 
     task: str
     attempt: int
@@ -201,6 +215,7 @@ NodeEvent = (
     | Offered
     | Adopted
     | Dropped
+    | YieldAsked
     | InventoryAsked
     | JournalOpened
     | JournalAppended
@@ -272,7 +287,7 @@ class RunOn(msgspec.Struct, frozen=True):
 
 class ToWorker(msgspec.Struct, frozen=True):
     worker: str
-    frame: StepsAppended | AttemptOver | RunResumed
+    frame: StepsAppended | AttemptOver | RunResumed | YieldTask
 
 
 class PublishEvents(msgspec.Struct, frozen=True):

@@ -42,6 +42,7 @@ from corefleet.messages.links import (
     WelcomeBack,
     WorkerAlive,
     WorkerHello,
+    YieldTask,
 )
 from corefleet.messages.wire import Assignment
 
@@ -146,6 +147,9 @@ class Worker:
                 self._start(message)
             case AttemptOver():
                 self._over(message)
+            case YieldTask(task=task, attempt=number, reason=reason):
+                if attempt := self._attempts.get((task, number)):
+                    attempt.stop(reason)
             case MessageSent(call=call):
                 answer = self._submissions.get(call)
                 if answer is not None and not answer.done():

@@ -54,6 +54,7 @@ class Attempt:
         self._services = services
         self._verdict: Failure | Returned | Dropped | None = None
         self._in_agent = False
+        self._agent_ended = False
         self.task: asyncio.Task[None] | None = None
 
     @property
@@ -88,7 +89,7 @@ class Attempt:
 
     def stop(self, reason: str) -> None:
         """Give the attempt back at its next step, unless the agent has ended."""
-        if self._in_agent:
+        if not self._agent_ended:
             self.turn.stop(reason)
 
     def drop(self, reason: str) -> None:
@@ -135,6 +136,7 @@ class Attempt:
                 self._verdict = failure_of(error)
         finally:
             self._in_agent = False
+            self._agent_ended = True
         return output
 
     def _check(self, output: object) -> None:

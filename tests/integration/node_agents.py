@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from corefleet.agent import Agent, Turn
+from corefleet.tool import tool
 
 
 class Echo(Agent):
@@ -46,3 +47,22 @@ class Diligent(Agent):
                 await asyncio.sleep(0.01)
             await turn.remember(f"gate {number}", True)
         return f"{len(gates)} gates"
+
+
+class GateKeeper(Agent):
+    """Calls a tool for each gate that its input names, one a line."""
+
+    async def run(self, turn: Turn) -> str:
+        passed = [await turn.call("pass_gate", gate=gate) for gate in turn.input.splitlines()]
+        return " ".join(passed)
+
+
+@tool
+async def pass_gate(gate: str) -> str:
+    """Note the call beside the gate, and return once the gate is there."""
+    path = Path(gate)
+    with path.with_suffix(".calls").open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    while not path.exists():  # noqa: ASYNC110 - the test is another process
+        await asyncio.sleep(0.01)
+    return path.name

@@ -44,6 +44,7 @@ from corefleet.messages.wire import (
     TaskEvent,
     TaskReturned,
     Verdict,
+    YieldAttempt,
 )
 from corefleet.subjects import (
     CONTROL_REGISTER,
@@ -55,6 +56,7 @@ from corefleet.subjects import (
     node_assign,
     node_drop,
     node_inventory,
+    node_yield,
     shard_returned,
 )
 
@@ -195,6 +197,11 @@ class ScriptedControl:
         record = item.record
         drop = DropAttempt(task=record.task, attempt=record.attempt, reason=reason)
         self.bus.publish(node_drop(record.node), encode(drop))
+
+    def want_back(self, item: Assignment, reason: str) -> None:
+        record = item.record
+        asked = YieldAttempt(task=record.task, attempt=record.attempt, reason=reason)
+        self.bus.publish(node_yield(record.node), encode(asked))
 
     def declare_lost(self, node: str, epoch: int) -> None:
         verdict = Verdict(

@@ -23,6 +23,7 @@ from corefleet.messages.links import (
     Stop,
     WorkerAlive,
     WorkerHello,
+    YieldTask,
 )
 from corefleet.messages.records import PoolSpec, SessionState, Step, ToolSpec, Turn
 from corefleet.messages.wire import TaskWaiting, TokenText
@@ -224,6 +225,29 @@ async def test_stop_gives_back_and_exits_0(module: Path, engine: FakeEngine) -> 
         assert titles(agentd.journals["t1"]) == ["infer m"]
         code, errors = await worker.ended()
         assert code == 0, errors
+
+
+async def test_one_attempt_is_given_back_and_the_others_go_on(
+    module: Path, engine: FakeEngine
+) -> None:
+    agentd = FakeAgentd(module / "agentd", python_pool(module, "Relay"), engine.socket)
+    engine.hold = True
+    async with worker_of(agentd):
+        await agentd.expect(WorkerHello)
+        agentd.start("x", task="t1")
+        agentd.start("y", task="t2")
+        await engine.requested.wait()
+        agentd.send(YieldTask(task="t1", attempt=1, reason="node n1 is drained"))
+        agentd.send(YieldTask(task="t1", attempt=7, reason="an attempt that is not here"))
+        engine.release()
+        given_back = await agentd.expect(ReturnTask)
+        assert (given_back.task, given_back.reason) == ("t1", "node n1 is drained")
+        assert titles(agentd.journals["t1"])[0] == "infer m"
+        message = await agentd.expect(SendMessage)
+        assert message.input == "y"
+        agentd.send(MessageSent(call=message.call, task="t9"))
+        assert (await agentd.finish("t2")).output == "t9"
+        assert not [m for m in agentd.received if isinstance(m, SendMessage) and m.input == "x"]
 
 
 async def test_terminate_is_a_stop(tmp_path: Path) -> None:

@@ -112,6 +112,7 @@ class FakeEngine:
         self.hold = False
         self.requested = asyncio.Event()
         self.was_cancelled = asyncio.Event()
+        self._held: list[tuple[Link[Any], Generate]] = []
         self._server: LinkServer | None = None
 
     async def start(self) -> None:
@@ -123,6 +124,18 @@ class FakeEngine:
             await self._server.close()
             self._server = None
 
+    def release(self) -> None:
+        """Answer what was held, and hold nothing more."""
+        self.hold = False
+        held, self._held = self._held, []
+        for link, request in held:
+            self._send(link, request)
+
+    def _send(self, link: Link[Any], request: Generate) -> None:
+        done = self.answer(request)
+        link.send(Generated(call=request.call, text=done.text))
+        link.send(done)
+
     async def _handle(self, link: Link[Any]) -> None:
         async for batch in link:
             for message in batch:
@@ -130,10 +143,10 @@ class FakeEngine:
                     case Generate():
                         self.requests.append(message)
                         self.requested.set()
-                        if not self.hold:
-                            done = self.answer(message)
-                            link.send(Generated(call=message.call, text=done.text))
-                            link.send(done)
+                        if self.hold:
+                            self._held.append((link, message))
+                        else:
+                            self._send(link, message)
                     case CancelGenerate(call=call):
                         self.cancelled.append(call)
                         self.was_cancelled.set()

@@ -28,6 +28,7 @@ from corefleet.messages.wire import (
     PoolsChanged,
     RackDigest,
     Verdict,
+    YieldAttempt,
 )
 from corefleet.subjects import (
     CONTROL_REGISTER,
@@ -37,6 +38,7 @@ from corefleet.subjects import (
     node_assign,
     node_drop,
     node_inventory,
+    node_yield,
 )
 
 
@@ -55,6 +57,9 @@ class NotedCommands:
 
     def drop(self, drop: DropAttempt) -> None:
         self.note(drop)
+
+    def yield_back(self, asked: YieldAttempt) -> None:
+        self.note(asked)
 
     def inventory(self, query: InventoryQuery) -> InventoryAnswer:
         self.note(query)
@@ -107,8 +112,10 @@ async def test_orders_are_passed_on_and_rubbish_is_survived(
     bus.publish(node_drop("n1"), encode(drop))
     pools = (PoolSpec(name="p"),)
     bus.publish(POOLS_CHANGED, encode(PoolsChanged(pools=pools, pools_revision=4)))
-    await commands.until(lambda said: len(said) == 2)
-    assert commands.said == [drop, ("pools", pools, 4)]
+    wanted = YieldAttempt(task="t", attempt=2, reason="drained")
+    bus.publish(node_yield("n1"), encode(wanted))
+    await commands.until(lambda said: len(said) == 3)
+    assert commands.said == [drop, ("pools", pools, 4), wanted]
 
 
 async def test_only_our_own_loss_counts_by_verdict_or_digest(

@@ -32,10 +32,11 @@ from agentd.core.node_io import (
     ToWorker,
     WorkerGone,
     WorkerReady,
+    YieldAsked,
 )
-from corefleet.messages.links import AttemptOver, FinishTask
+from corefleet.messages.links import AttemptOver, FinishTask, YieldTask
 from corefleet.messages.records import Step
-from tests.unit.agentd.test_node import Bench, assignment
+from tests.unit.agentd.test_node import Bench, assignment, over
 
 Key = tuple[str, int]
 tasks = st.integers(0, 4).map(lambda n: f"1-0000000000000000000000000{n}")
@@ -78,6 +79,8 @@ class NodeMachine(RuleBasedStateMachine):
                 case ToWorker(worker=worker, frame=AttemptOver(task=task, attempt=attempt)):
                     if self.running.get((task, attempt)) == worker:
                         del self.running[(task, attempt)]
+                case ToWorker(worker=worker, frame=YieldTask(task=task, attempt=attempt)):
+                    assert self.running[(task, attempt)] == worker
                 case OpenJournal(item=item):
                     self.opening.append((item.record.task, item.record.attempt))
                 case AppendJournal(item=item):
@@ -95,6 +98,13 @@ class NodeMachine(RuleBasedStateMachine):
     def drop(self, task: str, attempt: int) -> None:
         self.do(self.bench.does(Dropped(task, attempt, "an owner says so")))
         self.denied |= {(task, n) for n in range(1, attempt + 1)} - self.accepted
+
+    @rule(task=tasks, attempt=st.integers(1, 3))
+    def owner_wants_it_back(self, task: str, attempt: int) -> None:
+        actions = self.bench.does(YieldAsked(task, attempt, "the node is drained"))
+        assert all(frame.outcome == "returned" for frame in over(actions))
+        assert not any(isinstance(a, RunOn) for a in actions)
+        self.do(actions)
 
     @rule()
     def worker_comes(self) -> None:

@@ -155,3 +155,42 @@ async def test_a_task_without_an_engine_is_given_back() -> None:
     end = await node.run(loaded(Script(program), double))
     assert end == ReturnTask(task=TASK, attempt=1, reason="no engine")
     assert kinds(node.journal) == ["0:tool:double"]
+
+
+async def test_stop_before_the_agent_has_begun_returns_the_task_untouched() -> None:
+    async def program(turn: Any) -> str:
+        return str((await turn.infer("a")).text)
+
+    node = FakeNode()
+    async with node.running(loaded(Script(program))) as attempt:
+        attempt.stop("drained")
+        await node.ended.wait()
+    assert node.end == ReturnTask(task=TASK, attempt=1, reason="drained")
+    assert (node.journal, node.engine.requests if node.engine else None) == ([], [])
+
+
+async def test_stop_never_parts_an_intent_from_its_result() -> None:
+    began, release = asyncio.Event(), asyncio.Event()
+
+    @tool(at_most_once=True)
+    async def pay() -> str:
+        """Pay."""
+        began.set()
+        await release.wait()
+        return "paid"
+
+    async def program(turn: Any) -> str:
+        paid = await turn.call("pay")
+        return f"{paid} {(await turn.infer('thanks')).text}"
+
+    node = FakeNode()
+    pool = loaded(Script(program), pay)
+    async with node.running(pool) as attempt:
+        await began.wait()
+        attempt.stop("drained")
+        release.set()
+        await node.ended.wait()
+    assert node.end == ReturnTask(task=TASK, attempt=1, reason="drained")
+    assert kinds(node.journal) == ["0:intent:pay", "0:tool:pay"]
+    end = await node.run(pool, attempt=2)
+    assert end.output == "paid THANKS"
