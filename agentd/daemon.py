@@ -434,6 +434,7 @@ class Daemon:
             ),
             isolation=(*self.isolation.lines(), *self._replica_lines()),
             draining=health is not None and health.should_drain,
+            draining_reason=_why_draining(health),
         )
 
     def _replica_lines(self) -> tuple[str, ...]:
@@ -484,6 +485,10 @@ class Daemon:
         if self._layout is None:
             raise AssertionError("an attempt was accepted before the node was registered")
         return self._layout
+
+
+def _why_draining(health: HealthVerdict | None) -> str:
+    return "; ".join(health.unwell) if health is not None and health.should_drain else ""
 
 
 def _tell_unwell(verdict: HealthVerdict) -> None:

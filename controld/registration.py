@@ -70,12 +70,15 @@ class Registrar:
         for _ in range(_TRIES):
             known = await store.get(key)
             lost = await store.get(lost_key(asked.node))
-            previous = decode(known.value, NodeRegistration).epoch if known else 0
+            before = decode(known.value, NodeRegistration) if known else None
+            previous = before.epoch if before else 0
             if lost:
                 previous = max(previous, decode(lost.value, LostNode).epoch)
             resumes = 0 < asked.epoch == previous and not lost
             epoch = previous if resumes else previous + 1
-            made = msgspec.structs.replace(asked, epoch=epoch)
+            made = msgspec.structs.replace(
+                asked, epoch=epoch, draining_since_ms=self._draining_since_ms(asked, before)
+            )
             compares = [Compare(key, known.mod_revision if known else 0)]
             operations: list[Put | Delete] = [Put(key, encode(made))]
             if lost:
@@ -88,6 +91,13 @@ class Registrar:
                 # Whether it was written or not, the next try takes a higher epoch.
                 _log.warning("registration is repeated", node=asked.node, error=str(error))
         raise Unavailable(f"node {asked.node}: the store did not take the registration")
+
+    def _draining_since_ms(self, asked: NodeRegistration, before: NodeRegistration | None) -> int:
+        """Return since when the node asks to be drained: by our clock, as its own may be wrong."""
+        if not asked.draining:
+            return 0
+        since_ms = before.draining_since_ms if before is not None and before.draining else 0
+        return since_ms or self._cluster.clock.wall_ms()
 
     async def apply_pool(self, spec: PoolSpec) -> int:
         """Write the pool, tell all nodes; return its revision. Raises Unavailable."""

@@ -37,6 +37,8 @@ def check_config(config: ControldConfig, where: str) -> None:
             raise InvalidInput(
                 "cluster.max_input_bytes", cluster.max_input_bytes, "1 to 524288 (512 KiB)"
             )
+        if not 0 <= config.drains.max_share <= 1:
+            raise InvalidInput("drains.max_share", config.drains.max_share, "0 to 1")
         times = config.liveness
         if not times.beat_interval_s < times.suspect_after_s < times.lost_after_s:
             raise InvalidInput(

@@ -76,6 +76,13 @@ class OverloadConfig(Section, frozen=True):
     """How late the event loop's timers may be."""
 
 
+class DrainsConfig(Section, frozen=True):
+    """How nodes are drained whose health asks for it."""
+
+    max_share: float = 0.05
+    """At most this part of the living nodes at a time, one node at least; 0: none."""
+
+
 class ControldConfig(Section, frozen=True, kw_only=True):
     """controld.toml"""
 
@@ -92,6 +99,7 @@ class ControldConfig(Section, frozen=True, kw_only=True):
     log: LogConfig = LogConfig()
     liveness: LivenessConfig = LivenessConfig()
     overload: OverloadConfig = OverloadConfig()
+    drains: DrainsConfig = DrainsConfig()
     cluster: ClusterSettings = ClusterSettings()
     """Used once, by the first controld of a new cluster."""
     sample_size: int = 8

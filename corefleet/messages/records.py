@@ -271,6 +271,10 @@ class NodeRegistration(Record, frozen=True):
     """The node asks to be drained: its health gets worse."""
     accelerators: dict[str, int] = {}
     """How many of each accelerator are there, by label."""
+    draining_reason: str = ""
+    """What its health finds wrong, when it asks to be drained."""
+    draining_since_ms: int = 0
+    """When it began to ask, by the clock of the controld that registered it; 0: it does not."""
 
 
 class Drain(Record, frozen=True):

@@ -346,6 +346,8 @@ class TaskLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 class TaskList(Message, frozen=True):
     tasks: tuple[TaskLine, ...] = ()
+    draining: bool = False
+    """Whether the owner knows that the asked `node` is to be given nothing more."""
 
 
 class SubmitMessage(Message, frozen=True):

@@ -63,6 +63,6 @@ async def pass_gate(gate: str) -> str:
     path = Path(gate)
     with path.with_suffix(".calls").open("a") as file:
         file.write(f"{os.getpid()}\n")
-    while not path.exists():  # noqa: ASYNC110 - the test is another process
+    while not path.exists():  # noqa: ASYNC110, ASYNC240 - the test is another process
         await asyncio.sleep(0.01)
     return path.name

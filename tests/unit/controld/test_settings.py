@@ -29,6 +29,7 @@ def test_the_defaults_are_possible() -> None:
         ('id = "c"\n[cluster]\nreplicas = 7', "cluster.replicas"),
         ('id = "c"\n[cluster]\nmax_input_bytes = 9000000', "cluster.max_input_bytes"),
         ('id = "c"\n[liveness]\nlost_after_s = 0.1', "liveness.lost_after_s"),
+        ('id = "c"\n[drains]\nmax_share = 1.5', "drains.max_share"),
         ('id = "c"\n[nats]\nservers = []', "nats.servers"),
         ('id = "c"\n[etcd]\nendpoints = []', "etcd.endpoints"),
     ],

@@ -244,6 +244,8 @@ _registration = NodeRegistration(
     isolation=("memory bandwidth: canary",),
     draining=True,
     accelerators={"npu": 8},
+    draining_reason="heat, package 0: 9 a minute",
+    draining_since_ms=NOW_MS,
 )
 _load = LoadVector(0.5, 0.25, 0.125, 0.0625, 0.75, 0.875, 0.375, 0.625)
 _slots = SlotUse("support", 1, 8, 3)
@@ -358,7 +360,7 @@ SAMPLES: list[msgspec.Struct] = [
     ExplainAnswer(found=True, chosen="n2", why="home", candidates=(_candidate,)),
     ListTasks(pool="support", session="s1", state="queued", limit=10, node="n2"),
     TaskLine(record=_record, reason="no node", state="running", asked_ms=NOW_MS),
-    TaskList(tasks=(TaskLine(record=_record),)),
+    TaskList(tasks=(TaskLine(record=_record),), draining=True),
     SubmitMessage(
         pool="support", session="s1", request_id=f"{TASK}/3", input="hello", tenant="acme"
     ),
