@@ -22,6 +22,7 @@ from controld.core.mass_loss import MassLoss, MassLossLimits
 from controld.core.overload import Overload, OverloadLimits
 from controld.core.ownership import OwnershipCore
 from controld.core.quota_shares import QuotaShares
+from controld.draining import Draining
 from controld.gauges import make_gauges
 from controld.intake import Intake
 from controld.losses import Losses
@@ -75,6 +76,7 @@ class Parts:
         self._shards = Shards(
             cluster, background, registry, self._gauges, self._fleet, LossGate(self._fleet, guard)
         )
+        self._draining = Draining(registry, self._shards, config.drains.max_share)
         self._calls = OwnerCalls(cluster)
         self._stories = Stories(cluster, self._calls)
         self._followers = Followers(cluster, background, self._stories)
@@ -100,10 +102,11 @@ class Parts:
             except Unavailable as error:
                 raise PortInUse(str(error)) from error
             stack.push_async_callback(asyncio.to_thread, scraped.close)
-        for part in (
-            *(self.observer, self.losses, self._shards),
+        parts = (
+            *(self.observer, self.losses, self._shards, self._draining),
             *(self._followers, self._registrar, self._quotas, self._intake),
-        ):
+        )
+        for part in parts:
             stack.push_async_callback(part.close)
             await part.start()
         owner = self._owner(address)
@@ -123,7 +126,13 @@ class Parts:
             self._cluster, self._intake, self._stories, self._followers, self._calls
         )
         fleet = FleetService(
-            self._cluster, self._registry, self._registrar, self._calls, self._stories, self._fleet
+            self._cluster,
+            self._registry,
+            self._registrar,
+            self._calls,
+            self._stories,
+            self._fleet,
+            self._draining,
         )
         return ApiServer(self._config.listen, tasks, fleet)
 

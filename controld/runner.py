@@ -382,6 +382,9 @@ class ShardRunner:
         self.handle(InventoryAnswered(action.node, answer.node_epoch, answer.absent))
 
     def _called(self, message: Incoming) -> None:
+        if self._halted:
+            # Whoever owns the shard now knows better.
+            return
         if not self._core.live:
             self._held.append(message)
             return
@@ -410,9 +413,8 @@ class ShardRunner:
 
 def _without_inputs(listed: TaskList) -> TaskList:
     """A list must fit into one message, and nobody reads the inputs in it."""
-    return TaskList(
-        tasks=tuple(
-            msgspec.structs.replace(line, record=msgspec.structs.replace(line.record, input=""))
-            for line in listed.tasks
-        )
+    tasks = tuple(
+        msgspec.structs.replace(line, record=msgspec.structs.replace(line.record, input=""))
+        for line in listed.tasks
     )
+    return msgspec.structs.replace(listed, tasks=tasks)

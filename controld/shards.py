@@ -12,6 +12,7 @@ import structlog
 from controld.assigner import Assigner
 from controld.cluster import Cluster
 from controld.core.batch_places import BatchPlaces
+from controld.core.drains import NodeDrain
 from controld.core.fleet import Fleet, FleetDelta
 from controld.core.limits import Limits
 from controld.core.loss_gate import LossGate
@@ -35,7 +36,7 @@ from corefleet.bus import Incoming
 from corefleet.codec import decode
 from corefleet.errors import CorruptRecord
 from corefleet.ids import shard_of_task
-from corefleet.messages.records import Drain, LostNode, NodeRegistration, PoolSpec
+from corefleet.messages.records import LostNode, NodeRegistration, PoolSpec
 from corefleet.messages.wire import RackDigest, Verdict
 from corefleet.subjects import DIGESTS, VERDICTS
 
@@ -72,12 +73,12 @@ class Shards:
         self._batch = BatchPlaces()
         self._runners: dict[int, ShardRunner] = {}
         self._breaks: dict[int, list[float]] = {}
-        self._drains: Mapping[str, Drain] = {}
         self._assigner = Assigner(cluster, background, gauges)
         self._open = AsyncExitStack()
         self._settling = False
         self._pools_changed = False
         self._random = random.Random()
+        self._drains: Mapping[str, NodeDrain] = {}
         self.may_act: Callable[[], bool] = lambda: True
         self.superseded: Callable[[int, int], None] = lambda shard, epoch: None
 
@@ -86,7 +87,6 @@ class Shards:
         self._registry.pools.listen(self._pool_seen)
         self._registry.nodes.listen(self._node_seen)
         self._registry.lost.listen(self._lost_seen)
-        self._registry.drains.listen(self._drain_seen)
         self._set_pools()
         for subject, handler in ((DIGESTS, self._digest), (VERDICTS, self._verdict)):
             subscription = await self._cluster.bus.subscribe(subject, handler)
@@ -178,14 +178,15 @@ class Shards:
         self._limits.set_share(pool, limit, tenant)
         self._settle_soon()
 
-    def set_drains(self, standing: Mapping[str, Drain]) -> None:
-        """Have these nodes emptied, by name, and no others."""
-        before, self._drains = self._drains, dict(standing)
+    def set_drains(self, standing: Mapping[str, NodeDrain]) -> None:
+        """Have these nodes emptied, and no others; planned ones are given nothing from now on."""
+        before, self._drains = self._drains, standing
+        self._apply(self._fleet.set_drains(self._registry.drains.records))
+        for node in before.keys() - standing.keys():
+            self._feed_all(NodeDraining(node, on=False))
         for node, drain in standing.items():
             if before.get(node) != drain:
                 self._feed_all(NodeDraining(node, drain.reason, drain.deadline_ms))
-        for node in before.keys() - standing.keys():
-            self._feed_all(NodeDraining(node, on=False))
 
     def _feed_all(self, event: Event) -> None:
         for runner in list(self._runners.values()):
@@ -276,6 +277,3 @@ class Shards:
     def _lost_seen(self, name: str, found: LostNode | None, revision: int) -> None:
         if found is not None:
             self._apply(self._gate.lost(found, self._cluster.clock.monotonic()))
-
-    def _drain_seen(self, name: str, found: Drain | None, revision: int) -> None:
-        self.set_drains(self._registry.drains.records)

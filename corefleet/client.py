@@ -280,6 +280,45 @@ class Client:
         )
         return reply.controlds
 
+    async def drain_node(
+        self, node: str, *, reason: str = "", by: str = "", deadline_s: float = 0.0
+    ) -> fleet_pb2.Drain:
+        """Give a node nothing new and have its attempts moved; stands until `undrain_node`.
+
+        With a deadline, what is still there by then is moved between steps or not.
+        Raises NotFound, InvalidInput, Unavailable.
+        """
+        request = fleet_pb2.DrainNodeRequest(
+            node=node, reason=reason, by=by, deadline_in_ms=int(deadline_s * 1000)
+        )
+        return await self._call(lambda peer, left: peer.fleet.DrainNode(request, timeout=left))
+
+    async def undrain_node(self, node: str) -> fleet_pb2.UndrainNodeReply:
+        """End a node's drain; harmless when none stands. Raises NotFound, Unavailable."""
+        request = fleet_pb2.UndrainNodeRequest(node=node)
+        return await self._call(lambda peer, left: peer.fleet.UndrainNode(request, timeout=left))
+
+    async def watch_drain(
+        self, node: str, *, interval_s: float = 0.5
+    ) -> AsyncIterator[fleet_pb2.DrainProgress]:
+        """Yield how far a node's drain is; the last one is `drained`, or has no `drain`.
+
+        When the controld that serves it dies another one goes on. Raises NotFound,
+        InvalidInput, Unavailable.
+        """
+        request = fleet_pb2.WatchDrainRequest(node=node, interval_ms=int(interval_s * 1000))
+        give_up = self._now() + self._timeout_s
+        while True:
+            peer = self._peer()
+            try:
+                async for progress in peer.fleet.WatchDrain(request):
+                    give_up = self._now() + self._timeout_s
+                    yield progress
+                    if progress.drained or not progress.HasField("drain"):
+                        return
+            except grpc.aio.AioRpcError as error:
+                await self._pause(refused.from_call(error), give_up)
+
     async def _call(self, call: Callable[[_Peer, float], Awaitable[T]]) -> T:
         give_up = self._now() + self._timeout_s
         before = ""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 from controld.api import render
+from controld.api.drains import Drains
 from controld.api.refusals import abort
 from controld.api.spec_text import from_text
 from controld.api.story import Stories
 from controld.calls import OwnerCalls
 from controld.cluster import Cluster
-from controld.core.fleet import Fleet
+from controld.core.fleet import Fleet, NodeStatus
+from controld.draining import Draining
 from controld.registration import Registrar
 from controld.registry import Registry
 from corefleet.errors import CorefleetError, NotFound
@@ -30,6 +33,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         calls: OwnerCalls,
         stories: Stories,
         fleet: Fleet,
+        draining: Draining,
     ) -> None:
         self._cluster = cluster
         self._registry = registry
@@ -37,12 +41,14 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         self._calls = calls
         self._stories = stories
         self._fleet = fleet
+        self._draining = draining
+        self._drains = Drains(cluster, registry, calls, fleet, draining)
 
     async def ListNodes(  # noqa: N802
         self, request: fleet_pb2.ListNodesRequest, context: Any
     ) -> fleet_pb2.ListNodesReply:
         nodes = sorted(self._fleet.nodes(), key=lambda status: status.registration.node)
-        return fleet_pb2.ListNodesReply(nodes=[render.node(status) for status in nodes])
+        return fleet_pb2.ListNodesReply(nodes=[self._node(status) for status in nodes])
 
     async def ListPools(  # noqa: N802
         self, request: fleet_pb2.ListPoolsRequest, context: Any
@@ -94,3 +100,36 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             if owned.controld in controlds:
                 controlds[owned.controld].racks.append(name)
         return fleet_pb2.ListControldsReply(controlds=list(controlds.values()))
+
+    async def DrainNode(  # noqa: N802
+        self, request: fleet_pb2.DrainNodeRequest, context: Any
+    ) -> fleet_pb2.Drain:
+        try:
+            return await self._drains.begin(request)
+        except CorefleetError as error:
+            await abort(context, error)
+
+    async def UndrainNode(  # noqa: N802
+        self, request: fleet_pb2.UndrainNodeRequest, context: Any
+    ) -> fleet_pb2.UndrainNodeReply:
+        try:
+            return await self._drains.end(request)
+        except CorefleetError as error:
+            await abort(context, error)
+
+    async def WatchDrain(  # noqa: N802
+        self, request: fleet_pb2.WatchDrainRequest, context: Any
+    ) -> AsyncIterator[fleet_pb2.DrainProgress]:
+        try:
+            async for progress in self._drains.watch(request):
+                yield progress
+        except CorefleetError as error:
+            await abort(context, error)
+
+    def _node(self, status: NodeStatus) -> fleet_pb2.Node:
+        made = render.node(status)
+        drain = self._draining.of(made.node)
+        if drain is not None:
+            waits = made.node in self._draining.plan.waiting
+            made.drain.CopyFrom(render.drain(drain, waits=waits))
+        return made

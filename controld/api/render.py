@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from controld.core.drains import NodeDrain
 from controld.core.fleet import NodeStatus
 from corefleet.config import pool_text
 from corefleet.messages.records import (
+    Drain,
     Failure,
     PoolSpec,
     ResultRecord,
@@ -19,6 +21,7 @@ from corefleet.messages.wire import (
     StepEnded,
     TaskEvent,
     TaskFinished,
+    TaskLine,
     TaskPlaced,
     TaskRequeued,
     TaskWaiting,
@@ -29,6 +32,8 @@ from corefleet.rpc import fleet_pb2, tasks_pb2
 _SUMMARY_CHARS = 200
 _INNER = ("open", "intent")
 """Kinds of journal entries that are no step of their own to anybody outside."""
+
+_IN_A_STEP = "in a step: leaves at its next step boundary"
 
 STATES: dict[str, tasks_pb2.TaskState] = {
     "queued": tasks_pb2.TASK_STATE_QUEUED,
@@ -199,6 +204,44 @@ def node(status: NodeStatus) -> fleet_pb2.Node:
             ],
         )
     return made
+
+
+def drain(found: NodeDrain, waits: bool = False) -> fleet_pb2.Drain:
+    """Return a drain as it was decided."""
+    return fleet_pb2.Drain(
+        node=found.node,
+        reason=found.reason,
+        by=found.by,
+        at_ms=found.since_ms,
+        deadline_ms=found.deadline_ms,
+        waits=waits,
+    )
+
+
+def drain_record(found: Drain) -> fleet_pb2.Drain:
+    """Return a drain as it is stored."""
+    return fleet_pb2.Drain(
+        node=found.node,
+        reason=found.reason,
+        by=found.by,
+        at_ms=found.at_ms,
+        deadline_ms=found.deadline_ms,
+    )
+
+
+def drained_attempt(line: TaskLine, asked_ms_ago: int) -> fleet_pb2.DrainedAttempt:
+    """Return an attempt that is still on a node that is drained."""
+    record = line.record
+    return fleet_pb2.DrainedAttempt(
+        task=record.task,
+        pool=record.pool,
+        session=record.session,
+        state=record.state,
+        attempt=record.attempt,
+        domain=record.domain,
+        asked_ms_ago=asked_ms_ago,
+        reason=line.reason or _IN_A_STEP,
+    )
 
 
 def explanation(task: str, answer: ExplainAnswer) -> fleet_pb2.ExplainReply:

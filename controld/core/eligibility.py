@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from corefleet.messages.records import NodeRegistration, PoolSpec
+from corefleet.messages.records import Drain, NodeRegistration, PoolSpec
 from corefleet.messages.wire import LoadVector, SlotUse
 
 UNHEARD = "not heard of yet"
@@ -22,6 +22,7 @@ class Node:
     __slots__ = (
         "beat_age_s",
         "costs",
+        "drain",
         "epoch",
         "gives",
         "gone_epoch",
@@ -46,6 +47,7 @@ class Node:
         self.gone_epoch = registration.epoch - 1
         """Attempts at this epoch and at older ones are gone."""
         self.state = UNHEARD
+        self.drain: Drain | None = None
         self.load = IDLE
         """Smoothed."""
         self.worst = 0.0
@@ -62,8 +64,11 @@ class Node:
         self.gives: deque[tuple[float, Slot]] = deque()
 
     @property
-    def draining(self) -> bool:
-        return self.registration.draining
+    def draining(self) -> str:
+        """Why the node is to get nothing new though it lives, '' when it may."""
+        if self.drain is not None:
+            return f"draining: {self.drain.reason}" if self.drain.reason else "draining"
+        return "draining" if self.registration.draining else ""
 
 
 class Slot:
@@ -207,8 +212,8 @@ def why_not(slot: Slot) -> str:
     node = slot.node
     if node.state != "ready":
         return node.state
-    if node.registration.draining:
-        return "draining"
+    if node.draining:
+        return node.draining
     if slot.cooling_until:
         return "cooling down after a refusal"
     return ""

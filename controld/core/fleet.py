@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from controld.core.eligibility import Node, Offers, Slot, misfit
 from controld.core.turns import Turns
-from corefleet.messages.records import LostNode, NodeRegistration, PoolSpec
+from corefleet.messages.records import Drain, LostNode, NodeRegistration, PoolSpec
 from corefleet.messages.wire import LoadVector, NodeView, RackDigest, SlotUse, Verdict
 
 _SMOOTHING = 0.5
@@ -78,6 +79,7 @@ class Fleet:
         self._racks: dict[str, tuple[int, int]] = {}
         self._lost: dict[str, int] = {}
         """Newest epoch found lost, also of nodes that are not registered yet."""
+        self._drains: Mapping[str, Drain] = {}
         self._cooling: list[tuple[float, int, Slot]] = []
         self._count = 0
         self._turns = Turns(self._offers)
@@ -99,6 +101,11 @@ class Fleet:
         """Return whether the node is registered."""
         return node in self._nodes
 
+    def is_draining(self, node: str) -> bool:
+        """Return whether the node is given nothing new; so it is with one that nobody knows."""
+        found = self._nodes.get(node)
+        return found is None or bool(found.draining)
+
     def slot(self, node: str, epoch: int, pool: str, domain: int) -> Slot | None:
         """Return where a stored attempt runs, None when that is no more."""
         found = self._nodes.get(node)
@@ -108,21 +115,12 @@ class Fleet:
 
     def nodes(self) -> list[NodeStatus]:
         """Return all nodes, for people."""
-        return [
-            NodeStatus(
-                registration=node.registration,
-                state="draining" if node.draining and node.state == "ready" else node.state,
-                load=node.load,
-                running=node.running,
-                queued=node.queued,
-                slots=tuple(
-                    SlotUse(pool=slot.pool, domain=slot.domain, total=slot.total, used=slot.taken)
-                    for slot in node.slots.values()
-                ),
-                beat_age_s=node.beat_age_s,
-            )
-            for node in self._nodes.values()
-        ]
+        return [_status(node) for node in self._nodes.values()]
+
+    def status(self, node: str) -> NodeStatus | None:
+        """Return one node, for people; None when nobody knows it."""
+        found = self._nodes.get(node)
+        return _status(found) if found is not None else None
 
     # What the shards did.
 
@@ -199,6 +197,19 @@ class Fleet:
         self._pools = dict(pools)
         return delta
 
+    def set_drains(self, drains: Mapping[str, Drain]) -> FleetDelta:
+        """Take all planned drains of the cluster, by node."""
+        delta = FleetDelta()
+        before, self._drains = self._drains, dict(drains)
+        for name in before.keys() | drains.keys():
+            node = self._nodes.get(name)
+            if node is not None and node.drain != drains.get(name):
+                node.drain = drains.get(name)
+                for slot in node.slots.values():
+                    offers = self._offers[slot.pool]
+                    self._opened(offers, offers.refresh(slot), delta)
+        return delta
+
     def registered(self, registration: NodeRegistration, now: float) -> FleetDelta:
         """A registration as stored: a new epoch ends the attempts of older ones."""
         delta = FleetDelta()
@@ -209,6 +220,7 @@ class Fleet:
             if node is not None:
                 self._drop_slots(node)
             fresh = Node(registration)
+            fresh.drain = self._drains.get(fresh.name)
             self._nodes[fresh.name] = fresh
             for domain in registration.domains:
                 for pool, total in domain.slots.items():
@@ -394,6 +406,21 @@ class Fleet:
         if opened:
             delta.capacity = True
             self._turns.opened(offers.pool)
+
+
+def _status(node: Node) -> NodeStatus:
+    return NodeStatus(
+        registration=node.registration,
+        state="draining" if node.draining and node.state == "ready" else node.state,
+        load=node.load,
+        running=node.running,
+        queued=node.queued,
+        slots=tuple(
+            SlotUse(pool=slot.pool, domain=slot.domain, total=slot.total, used=slot.taken)
+            for slot in node.slots.values()
+        ),
+        beat_age_s=node.beat_age_s,
+    )
 
 
 def _smoothed(old: LoadVector, new: LoadVector) -> LoadVector:

@@ -65,7 +65,8 @@ def list_tasks(state: ShardState, query: ListTasks) -> TaskList:
                 asked_ms=task.asked_ms,
             )
         )
-    return TaskList(tasks=tuple(lines))
+    draining = bool(query.node) and state.fleet.is_draining(query.node)
+    return TaskList(tasks=tuple(lines), draining=draining)
 
 
 def _is_at(task: Task, node: str) -> bool:

@@ -17,7 +17,7 @@ class ListNodesReply(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("node", "rack", "epoch", "state", "arch", "domains", "load", "running", "queued", "beat_age_ms", "version", "warnings", "isolation")
+    __slots__ = ("node", "rack", "epoch", "state", "arch", "domains", "load", "running", "queued", "beat_age_ms", "version", "warnings", "isolation", "drain")
     NODE_FIELD_NUMBER: _ClassVar[int]
     RACK_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class Node(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
     ISOLATION_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
     node: str
     rack: str
     epoch: int
@@ -44,7 +45,98 @@ class Node(_message.Message):
     version: str
     warnings: _containers.RepeatedScalarFieldContainer[str]
     isolation: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, node: _Optional[str] = ..., rack: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ..., arch: _Optional[str] = ..., domains: _Optional[_Iterable[_Union[Domain, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., beat_age_ms: _Optional[int] = ..., version: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., isolation: _Optional[_Iterable[str]] = ...) -> None: ...
+    drain: Drain
+    def __init__(self, node: _Optional[str] = ..., rack: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ..., arch: _Optional[str] = ..., domains: _Optional[_Iterable[_Union[Domain, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., beat_age_ms: _Optional[int] = ..., version: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., isolation: _Optional[_Iterable[str]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
+
+class Drain(_message.Message):
+    __slots__ = ("node", "reason", "by", "at_ms", "deadline_ms", "waits")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    reason: str
+    by: str
+    at_ms: int
+    deadline_ms: int
+    waits: bool
+    def __init__(self, node: _Optional[str] = ..., reason: _Optional[str] = ..., by: _Optional[str] = ..., at_ms: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., waits: _Optional[bool] = ...) -> None: ...
+
+class DrainNodeRequest(_message.Message):
+    __slots__ = ("node", "reason", "by", "deadline_in_ms")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_IN_MS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    reason: str
+    by: str
+    deadline_in_ms: int
+    def __init__(self, node: _Optional[str] = ..., reason: _Optional[str] = ..., by: _Optional[str] = ..., deadline_in_ms: _Optional[int] = ...) -> None: ...
+
+class UndrainNodeRequest(_message.Message):
+    __slots__ = ("node",)
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    def __init__(self, node: _Optional[str] = ...) -> None: ...
+
+class UndrainNodeReply(_message.Message):
+    __slots__ = ("ended", "stands")
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    STANDS_FIELD_NUMBER: _ClassVar[int]
+    ended: Drain
+    stands: Drain
+    def __init__(self, ended: _Optional[_Union[Drain, _Mapping]] = ..., stands: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
+
+class WatchDrainRequest(_message.Message):
+    __slots__ = ("node", "interval_ms")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    interval_ms: int
+    def __init__(self, node: _Optional[str] = ..., interval_ms: _Optional[int] = ...) -> None: ...
+
+class DrainProgress(_message.Message):
+    __slots__ = ("node", "state", "drain", "at_ms", "left", "running", "drained", "waits_for")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    DRAINED_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    state: str
+    drain: Drain
+    at_ms: int
+    left: _containers.RepeatedCompositeFieldContainer[DrainedAttempt]
+    running: int
+    drained: bool
+    waits_for: str
+    def __init__(self, node: _Optional[str] = ..., state: _Optional[str] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., at_ms: _Optional[int] = ..., left: _Optional[_Iterable[_Union[DrainedAttempt, _Mapping]]] = ..., running: _Optional[int] = ..., drained: _Optional[bool] = ..., waits_for: _Optional[str] = ...) -> None: ...
+
+class DrainedAttempt(_message.Message):
+    __slots__ = ("task", "pool", "session", "state", "attempt", "domain", "asked_ms_ago", "reason")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    DOMAIN_FIELD_NUMBER: _ClassVar[int]
+    ASKED_MS_AGO_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    task: str
+    pool: str
+    session: str
+    state: str
+    attempt: int
+    domain: int
+    asked_ms_ago: int
+    reason: str
+    def __init__(self, task: _Optional[str] = ..., pool: _Optional[str] = ..., session: _Optional[str] = ..., state: _Optional[str] = ..., attempt: _Optional[int] = ..., domain: _Optional[int] = ..., asked_ms_ago: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Domain(_message.Message):
     __slots__ = ("domain", "cpus", "memory_bytes", "slots")

@@ -59,6 +59,21 @@ class FleetStub:
                 request_serializer=corefleet_dot_v1_dot_fleet__pb2.ListControldsRequest.SerializeToString,
                 response_deserializer=corefleet_dot_v1_dot_fleet__pb2.ListControldsReply.FromString,
                 _registered_method=True)
+        self.DrainNode = channel.unary_unary(
+                '/corefleet.v1.Fleet/DrainNode',
+                request_serializer=corefleet_dot_v1_dot_fleet__pb2.DrainNodeRequest.SerializeToString,
+                response_deserializer=corefleet_dot_v1_dot_fleet__pb2.Drain.FromString,
+                _registered_method=True)
+        self.UndrainNode = channel.unary_unary(
+                '/corefleet.v1.Fleet/UndrainNode',
+                request_serializer=corefleet_dot_v1_dot_fleet__pb2.UndrainNodeRequest.SerializeToString,
+                response_deserializer=corefleet_dot_v1_dot_fleet__pb2.UndrainNodeReply.FromString,
+                _registered_method=True)
+        self.WatchDrain = channel.unary_stream(
+                '/corefleet.v1.Fleet/WatchDrain',
+                request_serializer=corefleet_dot_v1_dot_fleet__pb2.WatchDrainRequest.SerializeToString,
+                response_deserializer=corefleet_dot_v1_dot_fleet__pb2.DrainProgress.FromString,
+                _registered_method=True)
 
 
 class FleetServicer:
@@ -97,6 +112,28 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainNode(self, request, context):
+        """Gives a node nothing new and has its attempts moved at their next step boundary; stands
+        until UndrainNode. Said again, it replaces reason and deadline. NOT_FOUND: no such node.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UndrainNode(self, request, context):
+        """Ends a drain; what has not moved yet stays. NOT_FOUND: no such node.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchDrain(self, request, context):
+        """How far a node's drain is, again and again; the last one has `drained` set, or no `drain`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -124,6 +161,21 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.ListControlds,
                     request_deserializer=corefleet_dot_v1_dot_fleet__pb2.ListControldsRequest.FromString,
                     response_serializer=corefleet_dot_v1_dot_fleet__pb2.ListControldsReply.SerializeToString,
+            ),
+            'DrainNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainNode,
+                    request_deserializer=corefleet_dot_v1_dot_fleet__pb2.DrainNodeRequest.FromString,
+                    response_serializer=corefleet_dot_v1_dot_fleet__pb2.Drain.SerializeToString,
+            ),
+            'UndrainNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.UndrainNode,
+                    request_deserializer=corefleet_dot_v1_dot_fleet__pb2.UndrainNodeRequest.FromString,
+                    response_serializer=corefleet_dot_v1_dot_fleet__pb2.UndrainNodeReply.SerializeToString,
+            ),
+            'WatchDrain': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchDrain,
+                    request_deserializer=corefleet_dot_v1_dot_fleet__pb2.WatchDrainRequest.FromString,
+                    response_serializer=corefleet_dot_v1_dot_fleet__pb2.DrainProgress.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -261,6 +313,87 @@ class Fleet:
             '/corefleet.v1.Fleet/ListControlds',
             corefleet_dot_v1_dot_fleet__pb2.ListControldsRequest.SerializeToString,
             corefleet_dot_v1_dot_fleet__pb2.ListControldsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/corefleet.v1.Fleet/DrainNode',
+            corefleet_dot_v1_dot_fleet__pb2.DrainNodeRequest.SerializeToString,
+            corefleet_dot_v1_dot_fleet__pb2.Drain.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UndrainNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/corefleet.v1.Fleet/UndrainNode',
+            corefleet_dot_v1_dot_fleet__pb2.UndrainNodeRequest.SerializeToString,
+            corefleet_dot_v1_dot_fleet__pb2.UndrainNodeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchDrain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/corefleet.v1.Fleet/WatchDrain',
+            corefleet_dot_v1_dot_fleet__pb2.WatchDrainRequest.SerializeToString,
+            corefleet_dot_v1_dot_fleet__pb2.DrainProgress.FromString,
             options,
             channel_credentials,
             insecure,
