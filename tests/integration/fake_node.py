@@ -12,6 +12,7 @@ from corefleet.bus import Bus, Incoming, Log
 from corefleet.codec import decode, encode
 from corefleet.config import NatsConfig
 from corefleet.errors import AttemptDropped, NoResponders, Timeout
+from corefleet.ids import shard_of_task
 from corefleet.journal import Journal
 from corefleet.messages.records import (
     DomainInfo,
@@ -35,6 +36,8 @@ from corefleet.messages.wire import (
     SlotUse,
     StepEnded,
     TaskFinished,
+    TaskReturned,
+    YieldAttempt,
 )
 from corefleet.messages.wire import Heartbeat as Beat
 from corefleet.subjects import (
@@ -45,6 +48,8 @@ from corefleet.subjects import (
     node_assign,
     node_drop,
     node_inventory,
+    node_yield,
+    shard_returned,
 )
 
 Connect = Callable[[str, Callable[[Exception], None]], Awaitable[tuple[Bus, Log]]]
@@ -89,10 +94,14 @@ class FakeNode:
         self.again: list[tuple[str, int]] = []
         """Attempts that were offered more than once."""
         self.dropped: list[tuple[str, int]] = []
+        self.wanted: list[tuple[str, int, str]] = []
+        """Attempts that their owners asked back, with the reason."""
         self.over = asyncio.Event()
         """Set once an attempt was dropped."""
         self.errors: list[Exception] = []
         self.epoch = 0
+        self.yields = True
+        """Whether it is at a step boundary whenever an owner asks."""
 
     async def __aenter__(self) -> FakeNode:
         self._bus, self._log = await self._connect(self.name, self.errors.append)
@@ -101,6 +110,7 @@ class FakeNode:
         await self._register(f"127.0.0.1:{port}")
         await self._bus.subscribe(node_assign(self.name), self._assigned)
         await self._bus.subscribe(node_drop(self.name), self._drop)
+        await self._bus.subscribe(node_yield(self.name), self._want)
         await self._bus.subscribe(node_inventory(self.name), self._inventory)
         self._background.append(asyncio.create_task(self._beat()))
         return self
@@ -140,10 +150,18 @@ class FakeNode:
         record = assignment.record
         self._bus.publish(events(record.origin, record.task), encode(EventBatch(events=batch)))
 
-    async def _register(self, probe_address: str) -> None:
+    async def feel(self, unwell: str) -> None:
+        """Ask to be drained, for that reason; '' when well again."""
+        await self._register(self._probe_address, unwell)
+
+    async def _register(self, probe_address: str, unwell: str = "") -> None:
+        self._probe_address = probe_address
         registration = NodeRegistration(
             node=self.name,
+            epoch=self.epoch,
             probe_address=probe_address,
+            draining=bool(unwell),
+            draining_reason=unwell,
             domains=(DomainInfo(domain=0, cpus="0-3", slots={self._pool: self._slots}),),
         )
         payload = encode(RegisterNode(registration=registration))
@@ -236,6 +254,21 @@ class FakeNode:
         if task is not None and attempt <= drop.attempt:
             self._dropped(drop.task, attempt)
             task.cancel()
+
+    def _want(self, message: Incoming) -> None:
+        asked = decode(message.payload, YieldAttempt)
+        self.wanted.append((asked.task, asked.attempt, asked.reason))
+        attempt, task = self.held.get(asked.task, (0, None))
+        if task is not None and attempt == asked.attempt and self.yields:
+            task.cancel()
+            returned = TaskReturned(
+                task=asked.task,
+                attempt=attempt,
+                node=self.name,
+                node_epoch=self.epoch,
+                reason=asked.reason,
+            )
+            self._bus.publish(shard_returned(shard_of_task(asked.task)), encode(returned))
 
     def _inventory(self, message: Incoming) -> None:
         query = decode(message.payload, InventoryQuery)
