@@ -1,7 +1,7 @@
 """agentctl: drive a corefleet from the command line.
 
 Exit codes: 0 done; 1 the task or operation failed; 2 wrong input, nothing was done;
-3 the fleet is not reachable or has no room now; 130 interrupted.
+3 the fleet is not reachable or has no room now; 130 interrupted. `drain` has one more.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ VERBS = {
     "explain": "Say why a task is placed where it is.",
     "nodes": "List nodes.",
     "node": "Show one node, or record this machine's topology for a bug report.",
+    "drain": "Free a node of tasks, and wait until it is.",
+    "undrain": "Use a drained node again.",
     "pools": "List or apply pools.",
     "controlds": "List controlds and what they own.",
     "model": "Fetch a model file.",

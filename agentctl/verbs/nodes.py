@@ -7,6 +7,7 @@ import click
 from agentctl.boundary import verb
 from agentctl.options import address_option, connect, json_option
 from agentctl.output import as_json, say, table
+from agentctl.verbs.drain import begun_line
 
 
 @click.command("nodes")
@@ -38,6 +39,9 @@ async def command(addresses: tuple[str, ...], json_out: bool) -> int:
         rows,
     )
     for node in nodes:
+        if node.HasField("drain"):
+            at_work = node.running + node.queued
+            say(f"{begun_line(node.drain)}; {at_work or 'nothing'} left")
         for warning in node.warnings:
             say(f"{node.node}: {warning}")
     return 0
