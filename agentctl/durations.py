@@ -11,7 +11,7 @@ _UNITS_S = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
 _PARTS = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?")
 
 
-class Duration(click.ParamType):
+class Duration(click.ParamType[int]):
     """A time of at least one second; seconds to the program."""
 
     name = "duration"

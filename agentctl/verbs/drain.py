@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import re
 import socket
 from collections.abc import AsyncIterator
 
@@ -21,6 +22,9 @@ PAST_DEADLINE = 4
 _AFTER_DEADLINE_MS = 15_000
 """Time to take away what is left at the deadline."""
 _MOST_LINES = 20
+_ALL_AGAIN_MS = 15_000
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+"""A reason in which only a number has changed is no news."""
 
 
 @click.command("drain")
@@ -92,21 +96,30 @@ async def follow(
 
 
 class Report:
-    """Tells of a drain's progress what is new."""
+    """Tells of a drain's progress what is new, and all that is left now and then."""
 
     def __init__(self, drain: fleet_pb2.Drain) -> None:
         self._drain = drain
         self._begun = False
         self._left: dict[str, str] = {}
         self._waits_for = ""
+        self._told_all_ms = drain.at_ms
 
     def lines(self, progress: fleet_pb2.DrainProgress) -> list[str]:
         """Return the lines to print for `progress`."""
         lines = [] if self._begun else [begun_line(self._drain)]
         self._begun = True
-        left = {each.task: _attempt_line(each) for each in progress.left}
-        news = [f"  {line}" for task, line in left.items() if self._left.get(task) != line]
-        news += [f"  {task} has left" for task in self._left if task not in left]
+        left = {each.task: _NUMBER.sub("", each.reason) for each in progress.left}
+        gone = [f"  {task} has left" for task in self._left if task not in left]
+        if progress.at_ms - self._told_all_ms >= _ALL_AGAIN_MS:
+            self._told_all_ms = progress.at_ms
+            self._left, self._waits_for = {}, ""
+        news = [
+            f"  {_attempt_line(each)}"
+            for each in progress.left
+            if self._left.get(each.task) != left[each.task]
+        ]
+        news += gone
         if len(news) > _MOST_LINES:
             news = [*news[:_MOST_LINES], f"  ... and {len(news) - _MOST_LINES} more"]
         if progress.waits_for and progress.waits_for != self._waits_for:

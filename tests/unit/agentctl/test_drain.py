@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator
 import pytest
 from click.testing import CliRunner
 
+from agentctl.boundary import FAILED
 from agentctl.durations import shown
 from agentctl.main import main
-from agentctl.verbs.drain import FAILED, PAST_DEADLINE, Report, begun_line, follow
+from agentctl.verbs.drain import PAST_DEADLINE, Report, begun_line, follow
 from corefleet.rpc import fleet_pb2
 
 BEGAN_MS = 1_700_000_000_000
@@ -55,6 +56,18 @@ def test_only_news_is_told() -> None:
         "  t2 p/s, attempt 1 placed: leaves n1",
         "  t1 has left",
     ]
+
+
+def test_a_time_in_a_reason_is_no_news_but_now_and_then_all_is_told_again() -> None:
+    report = Report(DRAIN)
+    report.lines(progress(100, attempt("t1", "asked 0.1 s ago to yield")))
+    assert report.lines(progress(9600, attempt("t1", "asked 9.6 s ago to yield"))) == []
+    again = report.lines(progress(15_600, attempt("t1", "asked 15.6 s ago to yield")))
+    assert again == [
+        "n1: 1 attempts are left, after 15.6 s",
+        "  t1 p/s, attempt 1 placed: asked 15.6 s ago to yield",
+    ]
+    assert report.lines(progress(16_100, attempt("t1", "asked 16.1 s ago to yield"))) == []
 
 
 def test_a_node_with_many_tasks_does_not_flood_the_terminal() -> None:
