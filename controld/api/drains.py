@@ -132,9 +132,8 @@ class Drains:
             progress.drain.CopyFrom(render.drain(asks, waits=waits))
         looked = await self._look(node)
         status = self._fleet.status(node)
-        asked_ms_ago = max(0, now_ms - progress.drain.at_ms)
         for line in sorted(looked.lines, key=lambda line: line.record.created_ms):
-            progress.left.append(render.drained_attempt(line, asked_ms_ago))
+            progress.left.append(render.drained_attempt(line, now_ms))
         if status is not None:
             progress.state, progress.running = status.state, status.running + status.queued
         progress.waits_for = _waits_for(looked, status)

@@ -33,7 +33,7 @@ _SUMMARY_CHARS = 200
 _INNER = ("open", "intent")
 """Kinds of journal entries that are no step of their own to anybody outside."""
 
-_IN_A_STEP = "in a step: leaves at its next step boundary"
+_NOT_ASKED = "not asked to yield yet"
 
 STATES: dict[str, tasks_pb2.TaskState] = {
     "queued": tasks_pb2.TASK_STATE_QUEUED,
@@ -229,18 +229,18 @@ def drain_record(found: Drain) -> fleet_pb2.Drain:
     )
 
 
-def drained_attempt(line: TaskLine, asked_ms_ago: int) -> fleet_pb2.DrainedAttempt:
+def drained_attempt(line: TaskLine, now_ms: int) -> fleet_pb2.DrainedAttempt:
     """Return an attempt that is still on a node that is drained."""
     record = line.record
     return fleet_pb2.DrainedAttempt(
         task=record.task,
         pool=record.pool,
         session=record.session,
-        state=record.state,
+        state=line.state or record.state,
         attempt=record.attempt,
         domain=record.domain,
-        asked_ms_ago=asked_ms_ago,
-        reason=line.reason or _IN_A_STEP,
+        asked_ms_ago=max(0, now_ms - line.asked_ms) if line.asked_ms else 0,
+        reason=line.reason or _NOT_ASKED,
     )
 
 

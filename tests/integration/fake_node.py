@@ -96,6 +96,8 @@ class FakeNode:
         self.dropped: list[tuple[str, int]] = []
         self.wanted: list[tuple[str, int, str]] = []
         """Attempts that their owners asked back, with the reason."""
+        self.asked = asyncio.Event()
+        """Set when an owner asks for one."""
         self.over = asyncio.Event()
         """Set once an attempt was dropped."""
         self.errors: list[Exception] = []
@@ -258,6 +260,7 @@ class FakeNode:
     def _want(self, message: Incoming) -> None:
         asked = decode(message.payload, YieldAttempt)
         self.wanted.append((asked.task, asked.attempt, asked.reason))
+        self.asked.set()
         attempt, task = self.held.get(asked.task, (0, None))
         if task is not None and attempt == asked.attempt and self.yields:
             task.cancel()

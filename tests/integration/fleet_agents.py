@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from pathlib import Path
 
 from corefleet.agent import Agent, Turn
 from corefleet.tool import tool
@@ -49,3 +51,23 @@ async def nap(seconds: float) -> str:
     """Pass some time."""
     await asyncio.sleep(seconds)
     return "rested"
+
+
+class Walker(Agent):
+    """Takes steps until the file `stop` lies beside the one that its input names."""
+
+    async def run(self, turn: Turn) -> str:
+        steps = 0
+        while not await turn.call("walk", path=turn.input, number=steps):
+            steps += 1
+        return str(steps)
+
+
+@tool
+def walk(path: str, number: int) -> bool:
+    """Note the step, pass some time, and return whether it was the last one."""
+    file = Path(path)
+    with file.open("a") as notes:
+        notes.write(f"{number}\n")
+    time.sleep(0.1)
+    return file.with_name("stop").exists()

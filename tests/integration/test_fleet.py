@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,11 +46,17 @@ class Fleet:
 
 @pytest.fixture(scope="module")
 def agentctl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """A fleet of two controlds and two virtual nodes, ended with Ctrl-C's signal."""
+    with running_fleet(tmp_path_factory.mktemp("fleet"), HERE / "pools.toml") as fleet:
+        yield fleet
+
+
+@contextmanager
+def running_fleet(directory: Path, pools: Path) -> Iterator[Fleet]:
+    """A fleet of a controld and two virtual nodes, ended with SIGTERM."""
     port = free_port()
     command = [
         *AGENTCTL, "up", "--port", str(port), "--controlds", "1",
-        "--data", str(tmp_path_factory.mktemp("fleet")), "--pools", str(HERE / "pools.toml"),
+        "--data", str(directory), "--pools", str(pools),
     ]  # fmt: skip
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as up:
         said = []

@@ -116,12 +116,14 @@ async def test_the_watch_names_what_is_left_and_why_and_ends_when_nothing_is(
         accepted = await client.submit("p", "x", session="s1")
         await asyncio.wait_for(gate.running.wait(), 10)
         began = await client.drain_node("n1")
-        progress = await until(client, "n1", lambda progress: bool(progress.left))
+        progress = await until(
+            client, "n1", lambda progress: any(each.asked_ms_ago for each in progress.left)
+        )
         (left,) = progress.left
         assert (left.task, left.pool, left.session) == (accepted.task, "p", "s1")
-        assert (left.state, left.attempt) == ("placed", 1)
-        assert left.reason
-        assert left.asked_ms_ago == progress.at_ms - began.at_ms
+        assert (left.state, left.attempt) == ("running", 1)
+        assert "to yield at its next step boundary" in left.reason
+        assert left.asked_ms_ago <= progress.at_ms - began.at_ms
         assert not progress.drained
         assert progress.waits_for == "1 attempts are left"
         again = await client.drain_node("n1", reason="hurry", deadline_s=30)
@@ -160,6 +162,70 @@ async def test_a_node_that_says_it_is_at_work_is_not_drained(plane: Plane, clien
         )
         node.held.clear()
         await until(client, "n1", lambda progress: progress.drained)
+
+
+async def test_what_runs_there_moves_when_its_node_is_at_a_boundary(
+    plane: Plane, client: Client
+) -> None:
+    gate, passing = Gate(), Gate()
+    passing.through.set()
+    async with FakeNode(plane.connect(), "n1", run=gate.run) as one:
+        await client.submit("p", "x", session="s1")
+        accepted = await client.submit("p", "x", session="s2")
+        await shown(client, "n1", "ready", lambda found: found.running == 2)
+        async with FakeNode(plane.connect(), "n2", run=passing.run) as two:
+            await shown(client, "n2", "ready")
+            await client.drain_node("n1", reason="new memory")
+            await until(client, "n1", lambda progress: progress.drained)
+            async for event in client.watch(accepted.task):
+                if event.HasField("finished"):
+                    assert event.finished.output == "n2 2"
+            assert {reason for _, _, reason in one.wanted} == {"draining: new memory"}
+            assert {attempt for _, attempt in two.taken} == {2}
+
+
+async def test_at_the_deadline_what_is_left_is_moved_and_told_to_stop(
+    plane: Plane, client: Client
+) -> None:
+    gate, passing = Gate(), Gate()
+    passing.through.set()
+    async with FakeNode(plane.connect(), "n1", run=gate.run) as one:
+        one.yields = False
+        accepted = await client.submit("p", "x")
+        await asyncio.wait_for(gate.running.wait(), 10)
+        async with FakeNode(plane.connect(), "n2", run=passing.run):
+            await shown(client, "n2", "ready")
+            drain = await client.drain_node("n1", deadline_s=1)
+            done = await until(client, "n1", lambda progress: progress.drained)
+            assert done.at_ms >= drain.deadline_ms
+            async for event in client.watch(accepted.task):
+                if event.HasField("finished"):
+                    assert (event.finished.node, event.finished.attempt) == ("n2", 2)
+            assert one.dropped == [(accepted.task, 1)]
+
+
+async def test_whoever_takes_a_shard_over_goes_on_with_the_drain(
+    plane: Plane, controlds: list[Running], client: Client
+) -> None:
+    gate = Gate()
+    async with (
+        FakeNode(plane.connect(), "n1", run=gate.run) as one,
+        Client(controlds[1].address) as other,
+    ):
+        one.yields = False
+        tasks = {(await client.submit("p", "x", session=f"s{i}")).task for i in range(16)}
+        await shown(client, "n1", "ready", lambda found: found.running == 16)
+        await client.drain_node("n1")
+        await controlds[0].stop()
+        one.wanted.clear()
+        async with asyncio.timeout(20):
+            while {task for task, _, _ in one.wanted} != tasks:
+                one.asked.clear()
+                await one.asked.wait()
+        progress = await until(other, "n1", lambda progress: len(progress.left) == 16)
+        assert {left.task for left in progress.left} == tasks
+        gate.through.set()
+        await until(other, "n1", lambda progress: progress.drained)
 
 
 async def test_names_that_are_none_are_refused(plane: Plane, client: Client) -> None:
