@@ -61,7 +61,7 @@ class Turns:
         for pool in tuple(self._wake):
             line = self._lines[pool]
             offers = self._offers.get(pool)
-            if offers is not None and offers.open and line.waiting:
+            if offers is not None and offers.count and line.waiting:
                 shard = next(iter(line.waiting))
                 del line.waiting[shard]
                 line.granted.add(shard)

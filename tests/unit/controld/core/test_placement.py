@@ -8,8 +8,8 @@ from random import Random
 import pytest
 
 from controld.core.fleet import Fleet
-from controld.core.placement import HOME_LIMIT, PlacementRequest, explain, place
-from controld.core.score import barrier, load_cost
+from controld.core.placement import PlacementRequest, explain, place
+from controld.core.score import HOME_LIMIT, barrier, load_cost
 from corefleet.messages.records import DomainInfo, PoolSpec
 from corefleet.messages.wire import LoadVector, SlotUse
 from tests.unit.controld.core.driving import FleetDriver
@@ -159,18 +159,28 @@ def test_a_sample_is_spread_over_racks() -> None:
     assert small > 200, "8 of 48 nodes, but 8 of 9 racks"
 
 
+class CountingRng(Random):
+    """Counts its draws."""
+
+    draws = 0
+
+    def random(self) -> float:
+        self.draws += 1
+        return super().random()
+
+
 def test_no_decision_looks_at_all_nodes() -> None:
-    fleets = FleetDriver(nodes=300, sample_size=8)
-    before = len(_costs(fleets.fleet))
-    for seed in range(5):
-        place(fleets.fleet, CHAT, Random(seed))
-    assert len(_costs(fleets.fleet)) - before <= 5 * 8
-
-
-def _costs(fleet: Fleet) -> list[str]:
-    offers = fleet.offers("chat")
+    few, many = (FleetDriver(nodes=nodes, sample_size=8) for nodes in (40, 300))
+    rng = CountingRng(1)
+    for _ in range(5):
+        place(few.fleet, CHAT, rng)
+    assert rng.draws <= 5 * 4 * 8, "three tries and a blur for each of eight"
+    offers = many.fleet.offers("chat")
     assert offers is not None
-    return [name for name, slots in offers.nodes.items() if slots[0].node.costs]
+    for _ in range(20):
+        place(many.fleet, CHAT, rng)
+    (deck,) = offers.decks.values()
+    assert max(deck.compared) <= 8
 
 
 def test_labels_and_models_must_fit() -> None:
