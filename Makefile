@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 ARGS ?=
 MACHINES ?=
 
-BENCHES := takeover noop step discover regulator fleet
+BENCHES := takeover noop step place discover regulator fleet
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test-programs setup-bench demo models test check format proto proto-check lock \

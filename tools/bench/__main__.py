@@ -20,6 +20,7 @@ BENCHES = {
     "regulator": "victim and batch under the bandwidth regulator, on a model of a memory system",
     "discover": "full discovery and refresh on machines of 512 CPUs and 128 nodes",
     "liveness": "false alarms and detection time of deadline and phi; CPU of watching nodes",
+    "place": "placement decisions over 4096 nodes, against a full scan and an oracle",
     "step": "CPU of one journaled agent step outside model and tool",
 }
 
