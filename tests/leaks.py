@@ -12,6 +12,7 @@ import gc
 import os
 import threading
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import psutil
@@ -23,6 +24,11 @@ _PATIENCE_S = 2.0
 # executor end with their loop, which may be a module's.
 _LASTING_THREADS = ("_poll_wrapper", "tqdm_monitor", "asyncio_")
 _LASTING_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+
+
+wider: list[Callable[[], set[int]]] = []
+"""Each returns the processes that a fixture wider than a test looks after: it starts them
+again in a test and ends them itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +92,8 @@ def end(processes: list[psutil.Process]) -> list[str]:
 
 
 def _processes(before: Baseline) -> list[str]:
-    new = [child for child in children() if child.pid not in before.processes]
+    known = before.processes.union(*(kept() for kept in wider))
+    new = [child for child in children() if child.pid not in known]
     if not new:
         return []
     _, alive = psutil.wait_procs(new, timeout=_PATIENCE_S)

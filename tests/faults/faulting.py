@@ -1,0 +1,127 @@
+"""Faults as values: begun, held, undone; and what the load says of the time in between."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from tests.faults.load import Load, Promise, now_ms
+from tests.faults.plant import Plant
+
+LONG = bool(os.environ.get("CI_LONG"))
+"""Faults of 30 s, too."""
+
+CUT_S = 5.0
+DELAY_MS = 50
+DELAY_S = 3.0
+BACK_S = 60.0
+"""How long all work may take to be done after a fault; far above any goal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is done to a host. `held_s` is how long it lasts."""
+
+    name: str
+    begin: Callable[[Plant, str], None]
+    held_s: float
+    end: Callable[[Plant, str], None] | None
+    """None: the program is started again."""
+
+
+def _freeze(seconds: float) -> Fault:
+    return Fault(f"frozen {seconds:g} s", Plant.freeze, seconds, Plant.thaw)
+
+
+KILL = Fault("kill -9", Plant.kill, 0.0, None)
+FREEZE_1, FREEZE_5, FREEZE_30 = _freeze(1.0), _freeze(5.0), _freeze(30.0)
+CUT = Fault(
+    f"cut off {CUT_S:g} s",
+    lambda plant, host: plant.lan.cut(host),
+    CUT_S,
+    lambda plant, host: plant.lan.mend(host),
+)
+DELAY = Fault(
+    f"packets {DELAY_MS} ms late each way",
+    lambda plant, host: plant.lan.delay(host, DELAY_MS),
+    DELAY_S,
+    lambda plant, host: plant.lan.undelay(host),
+)
+FAULTS = [KILL, FREEZE_1, FREEZE_5, CUT, DELAY, *([FREEZE_30] if LONG else [])]
+
+
+async def suffer(plant: Plant, fault: Fault, *hosts: str) -> int:
+    """Let `fault` happen to `hosts` at once; return when it began, in wall milliseconds.
+
+    Returns when nothing of it is left and all that was submitted meanwhile has ended.
+    """
+    at_ms = now_ms()
+    for host in hosts:
+        fault.begin(plant, host)
+    try:
+        await asyncio.sleep(fault.held_s)
+        if fault.end is None:
+            await plant.load.all_before(at_ms, BACK_S)
+    finally:
+        if fault.end is None:
+            await asyncio.gather(*(plant.start_program(host) for host in hosts))
+        else:
+            for host in hosts:
+                fault.end(plant, host)
+    await recovered(plant)
+    return at_ms
+
+
+async def recovered(plant: Plant) -> None:
+    """Return when the plant is whole and all that was submitted until now has ended, right."""
+    await plant.load.all_before(now_ms(), BACK_S)
+    await plant.whole()
+    assert plant.load.wrong() == []
+    assert plant.audit.wrong == []
+
+
+def resumed(load: Load, at_ms: int, touched: Callable[[Promise], bool]) -> list[float]:
+    """Seconds from `at_ms` to the next step of every touched task that was running then."""
+    found = []
+    for promise in load.live_at(at_ms):
+        started = [step.started_ms for step in promise.links()]
+        later = [at for at in started if at > at_ms]
+        if later and started[0] <= at_ms and touched(promise):
+            found.append((later[0] - at_ms) / 1000)
+    return found
+
+
+def waited(load: Load, at_ms: int, sessions: Collection[str]) -> list[float]:
+    """Seconds that each session's first task to start after `at_ms` waited to be started.
+
+    Counted from when it could have been: accepted, and the task before at its end.
+    """
+    found = []
+    for name in sessions:
+        could_ms = at_ms
+        for promise in sorted(
+            (p for p in load.promises.values() if p.session == name), key=lambda p: p.number
+        ):
+            started = [step.started_ms for step in promise.links()]
+            if started and started[0] > at_ms:
+                found.append((started[0] - max(could_ms, promise.accepted_ms)) / 1000)
+                break
+            if started:
+                could_ms = max(at_ms, started[-1] + load.sessions[name].pause_ms)
+    return found
+
+
+def admitted(load: Load, at_ms: int) -> list[float]:
+    """Seconds until submissions under way at `at_ms`, or made just after, were accepted."""
+    return [
+        (p.accepted_ms - max(at_ms, p.submitted_ms)) / 1000
+        for p in load.promises.values()
+        if p.accepted_ms > at_ms and p.submitted_ms < at_ms + 1000
+    ]
+
+
+def ran_on(*nodes: str) -> Callable[[Promise], bool]:
+    """Whether a task had run a step on one of `nodes`."""
+    return lambda promise: any(step.node in nodes for step in promise.links())
