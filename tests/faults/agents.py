@@ -20,6 +20,7 @@ LEDGER = PoolSpec(
     tools=(ToolSpec(name="mix", source="tools.bench.agents:mix"),),
     history_turns=0,
     max_attempts=100,
+    progress_timeout_s=4.0,
     slots=64,
     spares=0,
 )

@@ -13,9 +13,11 @@ from corefleet.adapters.nats_follow import NatsFollower
 from corefleet.adapters.nats_log import NatsLog
 from corefleet.bus import Stored
 from corefleet.codec import decode
-from corefleet.messages.records import TERMINAL, JournalEntry, ResultRecord, TaskRecord
+from corefleet.ids import shard_of_task
+from corefleet.messages.records import TERMINAL, JournalEntry, OwnerMark, ResultRecord, TaskRecord
 from corefleet.subjects import Layout, kind_of
 
+_READ_S = 2.0
 _UNNUMBERED = frozenset({"open", "intent"})
 """An intent is the same step as its tool; an open is none."""
 
@@ -36,6 +38,9 @@ class Audit:
         self._layout = layout
         self._followers: list[NatsFollower] = []
         self._tasks: dict[str, _Task] = {}
+        self._marks: dict[int, OwnerMark] = {}
+        self.outdated: list[str] = []
+        """Records placed or requeued under an epoch below that of the shard's mark (rule 7)."""
         self.wrong: list[str] = []
         self.read = 0
 
@@ -53,24 +58,48 @@ class Audit:
         """Return those of `tasks` that the streams hold no result for."""
         return sorted(t for t in tasks if t not in self._tasks or not self._tasks[t].result)
 
-    def live(self) -> list[str]:
-        """Return the tasks whose last record is not terminal."""
-        return sorted(
-            name
-            for name, task in self._tasks.items()
-            if task.record is not None and task.record.state not in TERMINAL
-        )
+    async def live(self) -> list[str]:
+        """Return the records that are not terminal. Raises Unavailable.
+
+        A terminal record expires in seconds: one that was not seen has gone by now.
+        """
+        found = []
+        for name, task in self._tasks.items():
+            if task.record is None or task.record.state in TERMINAL:
+                continue
+            subject = self._layout.task(shard_of_task(name), name)
+            stored = await self._log.last(subject, _READ_S)
+            if stored is None:
+                task.record = None
+                continue
+            record = decode(stored.payload, TaskRecord)
+            if record.state not in TERMINAL:
+                found.append(f"{record} at {stored.sequence}")
+        return found
 
     def _take(self, stored: Stored) -> None:
         self.read += 1
         match kind_of(stored.subject):
             case "task":
-                record = decode(stored.payload, TaskRecord)
-                self._tasks.setdefault(record.task, _Task()).record = record
+                self._take_record(decode(stored.payload, TaskRecord), stored)
+            case "owner":
+                mark = decode(stored.payload, OwnerMark)
+                self._marks[mark.shard] = mark
             case "log":
                 self._judge_entry(decode(stored.payload, JournalEntry), stored)
             case "res":
                 self._judge_result(decode(stored.payload, ResultRecord), stored)
+
+    def _take_record(self, record: TaskRecord, stored: Stored) -> None:
+        task = self._tasks.setdefault(record.task, _Task())
+        before, task.record = task.record, record
+        mark = self._marks.get(shard_of_task(record.task))
+        moved = before is not None and before.attempt != record.attempt
+        if moved and mark is not None and record.owner_epoch < mark.epoch:
+            self.outdated.append(
+                f"{stored.subject} at {stored.sequence}: attempt {record.attempt} of owner epoch "
+                f"{record.owner_epoch}; {mark.controld} had begun {mark.epoch}"
+            )
 
     def _judge_entry(self, entry: JournalEntry, stored: Stored) -> None:
         task = self._tasks.setdefault(entry.task, _Task())

@@ -83,13 +83,25 @@ async def recovered(plant: Plant) -> None:
 
 
 def resumed(load: Load, at_ms: int, touched: Callable[[Promise], bool]) -> list[float]:
-    """Seconds from `at_ms` to the next step of every touched task that was running then."""
+    """Seconds of the longest standstill of every touched task that was running at `at_ms`.
+
+    That is from `at_ms` to its next step, or between two steps later on, or to its end.
+    """
     found = []
     for promise in load.live_at(at_ms):
         started = [step.started_ms for step in promise.links()]
-        later = [at for at in started if at > at_ms]
-        if later and started[0] <= at_ms and touched(promise):
-            found.append((later[0] - at_ms) / 1000)
+        if not started or started[0] > at_ms or not touched(promise):
+            continue
+        pause_ms = load.sessions[promise.session].pause_ms
+        ends = [*started[1:], promise.finished_ms]
+        found.append(
+            max(
+                end - (at_ms if start <= at_ms else start + pause_ms)
+                for start, end in zip(started, ends, strict=True)
+                if end > at_ms
+            )
+            / 1000
+        )
     return found
 
 

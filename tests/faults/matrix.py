@@ -48,17 +48,20 @@ class Matrix:
         if not self.rows:
             return []
         lines = [
-            f"{'what':<20} {'fault':<34} {'median':>7} {'longest':>8} {'n':>4}  goal",
+            f"{'what':<19} {'fault':<41} {'median':>7} {'longest':>7} {'n':>3}  of what",
         ]
         for row, goal in GOALS.items():
-            for found in (each for each in self.rows if each.row == row):
+            rows = [each for each in self.rows if each.row == row]
+            if rows:
+                lines.append(f"{row:<19} goal: {goal}")
+            for found in rows:
                 median = found.seconds[len(found.seconds) // 2] if found.seconds else None
                 longest = found.seconds[-1] if found.seconds else None
                 lines.append(
-                    f"{row:<20} {found.fault:<34} {_shown(median):>7} {_shown(longest):>8} "
-                    f"{len(found.seconds):>4}  {goal}" + (f"; {found.note}" if found.note else "")
+                    f"{'':<19} {found.fault:<41} {_shown(median):>7} {_shown(longest):>7} "
+                    f"{len(found.seconds):>3}  {found.note}"
                 )
-        lines += [f"{what:<20} {why}" for what, why in NOT_HERE.items()]
+        lines += [f"{what:<19} {why}" for what, why in NOT_HERE.items()]
         return lines
 
 

@@ -8,6 +8,7 @@ nothing of a fault is left.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import sys
@@ -39,6 +40,10 @@ NODES = {"n1": "r1", "n2": "r1", "n3": "r2", "n4": "r2"}
 CLIENT = "client"
 CLUSTER = ClusterSettings(shards=16, streams=2, replicas=3)
 
+SMALL_DISK_BYTES = 64 * 1024 * 1024
+
+_ASK_S = 2.0
+_CLOSE_S = 20.0
 _START_S = 90.0
 _WHOLE_S = 60.0
 _LOOK_S = 0.05
@@ -62,6 +67,8 @@ class Plant:
         self.bus: NatsBus
         self.audit: Audit
         self.bus_errors: list[Exception] = []
+        self.small_disks: set[str] = set()
+        """NATS servers whose next start is on an empty disk of their own, gone with them."""
         self._open: list[Callable[[], Awaitable[None]]] = [self.client.close]
 
     async def start(self) -> None:
@@ -83,12 +90,16 @@ class Plant:
 
     async def close(self) -> None:
         """End everything. Idempotent."""
-        for close in reversed(self._open):
-            await close()
-        self._open.clear()
-        for child in self.programs.values():
-            child.kill_tree()
-        await asyncio.gather(*(child.wait() for child in self.programs.values()))
+        closing, self._open = self._open[::-1], []
+        try:
+            for close in closing:
+                async with asyncio.timeout(_CLOSE_S):
+                    await close()
+        finally:
+            for child in self.programs.values():
+                child.kill_tree()
+            async with asyncio.timeout(_CLOSE_S):
+                await asyncio.gather(*(child.wait() for child in self.programs.values()))
 
     async def start_program(self, host: str) -> None:
         """Start `host`'s program, or start it again, and wait until it says it is ready."""
@@ -144,10 +155,59 @@ class Plant:
                 return host
         return ""
 
-    async def owner(self, session: str) -> str:
-        """Return the controld that owns a session's shard."""
-        shard = shard_of(LEDGER.name, session, CLUSTER.shards)
-        return next(c.controld for c in await self.client.controlds() if shard in c.shards)
+    async def sessions_by_owner(self) -> dict[str, list[str]]:
+        """Return the load's sessions by the controld that owns their shards."""
+        owned: dict[str, list[str]] = {}
+        for controld in await self.client.controlds():
+            owned[controld.controld] = [
+                name
+                for name in self.load.sessions
+                if shard_of(LEDGER.name, name, CLUSTER.shards) in controld.shards
+            ]
+        return owned
+
+    async def busiest(self) -> str:
+        """Return the node that runs the most tasks, once one runs any."""
+        busiest = ""
+
+        async def look() -> str:
+            nonlocal busiest
+            nodes = [node for node in await self.client.nodes() if node.node in NODES]
+            found = max(nodes, key=lambda node: node.running)
+            busiest = found.node
+            return "" if found.running else "no node runs anything"
+
+        await self._until(look, "a node runs something")
+        return busiest
+
+    def fill_disk(self, host: str) -> None:
+        """Leave no byte free on the small disk of a running NATS server; blocks a moment."""
+        root = Path(f"/proc/{self.programs[host].pid}/root")
+        ballast = root / (self.data / host / "ballast").relative_to("/")
+        with ballast.open("wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(4096))
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+
+    async def lead(self, stream: int, host: str) -> None:
+        """Make `host` the leader of a stream, and return when it is."""
+        body = json.dumps({"placement": {"preferred": host}}).encode()
+        name = self.layout.stream_name(stream)
+
+        async def ask() -> str:
+            if await self.stream_leader(stream) == host:
+                return ""
+            await self.bus.call(f"$JS.API.STREAM.LEADER.STEPDOWN.{name}", body, _ASK_S)
+            return f"{name} is not led by {host}"
+
+        await self._until(ask, f"{host} leads {name}")
+
+    async def clients_of(self, nats: str) -> list[str]:
+        """Return the names of a NATS server's connections."""
+        return await probes.connected(self.lan.address(nats))
 
     def stream_of(self, session: str) -> int:
         return self.layout.stream_of(shard_of(LEDGER.name, session, CLUSTER.shards))
@@ -242,19 +302,24 @@ class Plant:
     async def _all_is_told(self, promised: set[str]) -> str:
         if unended := self.audit.unended(promised):
             return f"no results of {unended}"
-        live = self.audit.live()
+        live = await self.audit.live()
         return f"still live: {live}" if live else ""
 
     def _command(self, host: str) -> list[str]:
         if host in ETCDS:
             return self._etcd_command(host)
         if host in NATS:
-            return [str(find_nats_server()), "-c", str(self._nats_config(host))]
+            command = [str(find_nats_server()), "-c", str(self._nats_config(host))]
+            return self._on_small_disk(host, command) if host in self.small_disks else command
         if host in CONTROLDS:
             program, config = "controld", self._controld_config(host)
         else:
             program, config = "agentd", self._node_config(host)
         return [sys.executable, "-m", program, "--config", str(config)]
+
+    def _on_small_disk(self, host: str, command: list[str]) -> list[str]:
+        script = f'mount -t tmpfs -o size={SMALL_DISK_BYTES} none "$0" && exec "$@"'
+        return ["unshare", "--mount", "sh", "-c", script, str(self.data / host), *command]
 
     def _etcd_command(self, host: str) -> list[str]:
         address = self.lan.address(host)
