@@ -23,6 +23,7 @@ _SWEEP_S = 0.02
 _FIRST_DELAY_S = 0.1
 _LONGEST_DELAY_S = 2.0
 _BARRIER_S = 2.0
+_CANCEL_AGAIN_S = 2.0
 
 Receive = Callable[[Msg], Awaitable[None]]
 
@@ -195,7 +196,10 @@ class NatsBus:
             return
         self._closed = True
         if self._keeper is not None:
-            self._keeper.cancel()
+            while not self._keeper.done():
+                # Python 3.11's wait_for, which nats-py's ping waits by, can lose a cancellation.
+                self._keeper.cancel()
+                await asyncio.wait({self._keeper}, timeout=_CANCEL_AGAIN_S)
             await asyncio.gather(self._keeper, return_exceptions=True)
         connection = self._connection
         flushed = connection is not None and await self._flushed()

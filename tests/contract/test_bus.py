@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
+from corefleet.adapters import nats_connection
 from corefleet.adapters.nats_bus import NatsBus
+from corefleet.adapters.nats_connection import Connection
 from corefleet.bus import Incoming
 from corefleet.config import NatsConfig
 from corefleet.errors import (
@@ -282,6 +284,27 @@ async def test_takes_the_other_server_when_one_is_frozen(
         assert bus.server not in ("", in_use.url)
         with pytest.raises(NoResponders):
             await bus.request("nobody", b"", 5.0)
+        await bus.close()
+
+
+async def test_a_bus_closes_that_is_told_to_as_a_ping_is_answered(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncio.wait_for of Python 3.11 returns the answer and forgets the cancellation."""
+    pinging = asyncio.Event()
+    pong: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def ping(connection: Connection) -> bool:
+        pinging.set()
+        await asyncio.wait_for(pong, 3.0)
+        return True
+
+    monkeypatch.setattr(Connection, "_ping", ping)
+    monkeypatch.setattr(nats_connection, "_PING_EVERY_S", 0.0)
+    bus = await connect(server.url, Errors())
+    await pinging.wait()
+    pong.set_result(None)
+    async with asyncio.timeout(10.0):
         await bus.close()
 
 

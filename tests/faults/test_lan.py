@@ -79,7 +79,7 @@ def test_what_a_dead_run_left_behind_is_removed_by_the_next_one() -> None:
         "import os, subprocess, tests.faults.lan as lans\n"
         "lan = lans.Lan().__enter__(); lan.add('x')\n"
         "left = subprocess.Popen([*lan.inside('x'), 'sleep', '1000'],"
-        " stdout=subprocess.DEVNULL)\n"
+        " **dict.fromkeys(('stdout', 'stderr'), subprocess.DEVNULL))\n"
         "print(lan.namespace('x'), left.pid, flush=True); os._exit(9)"
     )
     dead = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -57,15 +57,17 @@ async def test_node_rule_1_an_agentd_alone_loses_nothing(plant: Plant, fault: Fa
     MATRIX.add("agentd alone", fault.name, resumed(plant.load, at_ms, ran_on(victim)))
 
 
-async def test_a_killed_worker_is_replaced_on_its_node(plant: Plant) -> None:
+async def test_a_killed_workers_tasks_go_on_in_another_one(plant: Plant) -> None:
+    """On the same node, unless that takes longer than the pool lets a task rest."""
     victim = await plant.busiest()
     at_ms = now_ms()
     for worker in plant.workers(victim):
         worker.kill()
     await recovered(plant)
-    MATRIX.add("worker", "kill -9", resumed(plant.load, at_ms, ran_on(victim)))
     touched = [p for p in plant.load.live_at(at_ms) if ran_on(victim)(p)]
-    assert all({step.node for step in promise.links()} == {victim} for promise in touched)
+    moved = [p for p in touched if {step.node for step in p.links()} != {victim}]
+    gaps = resumed(plant.load, at_ms, ran_on(victim))
+    MATRIX.add("worker", "kill -9", gaps, f"tasks, {len(moved)} of them moved to other nodes")
 
 
 async def test_rule_1_a_worker_that_wakes_up_after_its_task_was_moved_changes_nothing(
