@@ -16,6 +16,8 @@ LONG = bool(os.environ.get("CI_LONG"))
 CUT_S = 5.0
 DELAY_MS = 50
 DELAY_S = 3.0
+WINDOW_MS = 10_000
+"""What begins so long after a fault is still counted as touched by it."""
 BACK_S = 60.0
 """How long all work may take to be done after a fault; far above any goal."""
 
@@ -106,31 +108,35 @@ def resumed(load: Load, at_ms: int, touched: Callable[[Promise], bool]) -> list[
 
 
 def waited(load: Load, at_ms: int, sessions: Collection[str]) -> list[float]:
-    """Seconds that each session's first task to start after `at_ms` waited to be started.
+    """Seconds of the longest wait of each session, of its tasks that could start from `at_ms` on.
 
-    Counted from when it could have been: accepted, and the task before at its end.
+    A task can start when it is accepted and the task before is at its end.
     """
     found = []
     for name in sessions:
-        could_ms = at_ms
+        could_ms = 0
+        waits = []
         for promise in sorted(
             (p for p in load.promises.values() if p.session == name), key=lambda p: p.number
         ):
             started = [step.started_ms for step in promise.links()]
-            if started and started[0] > at_ms:
-                found.append((started[0] - max(could_ms, promise.accepted_ms)) / 1000)
-                break
-            if started:
-                could_ms = max(at_ms, started[-1] + load.sessions[name].pause_ms)
+            if not started:
+                continue
+            could_ms = max(could_ms, promise.accepted_ms)
+            if at_ms < started[0] and could_ms < at_ms + WINDOW_MS:
+                waits.append((started[0] - max(could_ms, at_ms)) / 1000)
+            could_ms = started[-1] + load.sessions[name].pause_ms
+        if waits:
+            found.append(max(waits))
     return found
 
 
 def admitted(load: Load, at_ms: int) -> list[float]:
-    """Seconds until submissions under way at `at_ms`, or made just after, were accepted."""
+    """Seconds until submissions under way at `at_ms`, or made soon after, were accepted."""
     return [
         (p.accepted_ms - max(at_ms, p.submitted_ms)) / 1000
         for p in load.promises.values()
-        if p.accepted_ms > at_ms and p.submitted_ms < at_ms + 1000
+        if p.accepted_ms > at_ms and p.submitted_ms < at_ms + WINDOW_MS
     ]
 
 

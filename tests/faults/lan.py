@@ -20,7 +20,7 @@ from types import TracebackType
 import psutil
 
 _PREFIX = "cff"
-_NETS = tuple(ipaddress.ip_network("198.18.0.0/15").subnets(new_prefix=24))
+_NETS = tuple(ipaddress.IPv4Network("198.18.0.0/15").subnets(new_prefix=24))
 """For tests between networks (RFC 2544); one of them is taken."""
 _NOBODY = "02:00:00:00:00:01"
 _PATIENCE_S = 20.0
@@ -214,7 +214,6 @@ def _free_net() -> ipaddress.IPv4Network:
     text = json.dumps(_shown("addr"))
     start = os.getpid() % len(_NETS)
     for net in (*_NETS[start:], *_NETS[:start]):
-        assert isinstance(net, ipaddress.IPv4Network)
         if f'"{str(net[0]).rsplit(".", 1)[0]}.' not in text:
             return net
     raise LanFailed("all of 198.18.0.0/15 is in use")
