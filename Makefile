@@ -61,7 +61,7 @@ test-contract: setup test-programs ## Each protocol against all of its implement
 test-integration: models ## Real etcd, NATS and engine on free ports
 	@$(PYTHON) -m pytest tests/integration $(ARGS)
 
-test-faults: models ## Real processes killed and frozen
+test-faults: models ## Real processes killed, frozen and cut off (as root); CI_LONG=1: for 30 s, too
 	@$(PYTHON) -m pytest tests/faults $(ARGS)
 
 test-guest: setup test-programs ## A virtual machine with systemd and four NUMA nodes; COREFLEET_GUEST=skip skips
