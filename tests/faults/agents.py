@@ -9,7 +9,7 @@ from __future__ import annotations
 import corefleet.agent
 from corefleet.messages.records import PoolSpec, ToolSpec
 from tools.bench.agents import expected_chain
-from tools.bench.fleet import ROOT
+from tools.bench.local_fleet import ROOT
 
 LINK = "link"
 
