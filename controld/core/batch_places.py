@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import islice
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
-from controld.core.eligibility import NOWHERE, Slot
 from controld.core.fleet import Fleet
 from controld.core.rng import Rng
 from corefleet.messages.records import TaskRecord
@@ -22,14 +21,6 @@ class BatchAttempt(NamedTuple):
     attempt: int
     node: str
     domain: int
-
-
-@runtime_checkable
-class PreemptingFleet(Protocol):
-    """A fleet that knows which place a yield would open."""
-
-    def preemptable(self, pool: str, rng: Rng) -> Slot | None:
-        """Return a slot whose batch attempts keep `pool` from a place there."""
 
 
 class BatchPlaces:
@@ -58,23 +49,11 @@ class BatchPlaces:
 
         It has lost the least. One that was asked already is left out.
         """
-        if isinstance(fleet, PreemptingFleet):
-            slot = fleet.preemptable(pool, rng)
-            if slot is None:
-                return None
-            wanted = (slot.node.name, slot.domain)
-            return self._find(lambda attempt: (attempt.node, attempt.domain) == wanted, now)
-        offers = fleet.offers(pool)
-        if offers is None:
+        slot = fleet.preemptable(pool, rng)
+        if slot is None:
             return None
-        by_node = offers.nodes
-        return self._find(
-            lambda attempt: any(
-                slot.domain == attempt.domain and slot.eligible and slot.position == NOWHERE
-                for slot in by_node.get(attempt.node, ())
-            ),
-            now,
-        )
+        wanted = (slot.node.name, slot.domain)
+        return self._find(lambda attempt: (attempt.node, attempt.domain) == wanted, now)
 
     def asked(self, attempt: BatchAttempt, until: float) -> None:
         """The attempt was asked to yield; `until` then nobody asks it again."""

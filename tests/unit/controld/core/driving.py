@@ -139,6 +139,7 @@ class ShardDriver:
     def set_pools(self, pools: dict[str, PoolSpec]) -> list[Action]:
         """The pools as stored are these now."""
         self.limits.set_pools(pools)
+        self.fleet.set_pools(pools)
         return self.feed(PoolsSet(pools))
 
     def next(self) -> int:

@@ -28,6 +28,15 @@ from corefleet.messages.records import PoolSpec, TaskRecord
 from corefleet.messages.wire import ListTasks, TaskRequeued
 from tests.unit.controld.core.driving import ShardDriver, of_kind, only, told
 
+POOLS = {
+    "chat": PoolSpec(name="chat", agent="some:Agent"),
+    "crunch": PoolSpec(name="crunch", agent="some:Agent", pool_class="batch"),
+}
+
+
+def driver(**changes: Any) -> ShardDriver:
+    return ShardDriver(**{"pools": POOLS, **changes})
+
 
 def batch(shard: ShardDriver, **changes: Any) -> TaskRecord:
     return shard.run(pool="crunch", pool_class="batch", **changes)
@@ -46,7 +55,7 @@ def returned(shard: ShardDriver, asked: SendYield) -> list[Action]:
 
 
 def test_the_youngest_batch_attempt_yields_to_an_online_task_that_waits_too_long() -> None:
-    shard = ShardDriver(nodes=1, slots=2)
+    shard = driver(nodes=1, slots=2)
     batch(shard)
     young = batch(shard)
     shard.run()
@@ -62,7 +71,7 @@ def test_the_youngest_batch_attempt_yields_to_an_online_task_that_waits_too_long
 
 
 def test_one_yield_is_asked_for_each_waiting_task_and_again_only_after_a_while() -> None:
-    shard = ShardDriver(nodes=1, slots=3)
+    shard = driver(nodes=1, slots=3)
     for _ in range(3):
         batch(shard)
     for _ in range(3):
@@ -76,7 +85,7 @@ def test_one_yield_is_asked_for_each_waiting_task_and_again_only_after_a_while()
 
 
 def test_nobody_yields_while_a_limit_and_not_a_place_is_what_is_missing() -> None:
-    shard = ShardDriver(nodes=1, slots=2)
+    shard = driver(nodes=1, slots=2)
     batch(shard)
     shard.limits.set_share("chat", 0)
     shard.set_pools({"chat": PoolSpec(name="chat", max_in_flight=1)})
@@ -85,7 +94,7 @@ def test_nobody_yields_while_a_limit_and_not_a_place_is_what_is_missing() -> Non
 
 
 def test_batch_yields_only_where_the_online_pool_could_run() -> None:
-    shard = ShardDriver(nodes=2, slots=1)
+    shard = driver(nodes=2, slots=1)
     record = batch(shard)
     for _ in range(2):
         shard.run()
@@ -102,7 +111,7 @@ def test_a_fleet_that_knows_which_place_would_open_is_asked() -> None:
             return self.found
 
     places, fleet = BatchPlaces(), Knowing()
-    shard = ShardDriver(nodes=2, slots=1)
+    shard = driver(nodes=2, slots=1)
     for node in ("n0", "n1"):
         places.began(shard.record(node=node, domain=0, attempt=1))
     assert places.youngest(fleet, "chat", Random(0), 0.0) is None
@@ -113,7 +122,7 @@ def test_a_fleet_that_knows_which_place_would_open_is_asked() -> None:
 
 
 def test_a_preempted_task_keeps_its_place_in_the_queue() -> None:
-    shard = ShardDriver(nodes=1, slots=1)
+    shard = driver(nodes=1, slots=1)
     first = batch(shard)
     shard.submit(pool="crunch", pool_class="batch")
     shard.run()
@@ -134,7 +143,7 @@ def test_a_preempted_task_keeps_its_place_in_the_queue() -> None:
 
 
 def test_yields_count_against_nobody_however_many() -> None:
-    shard = ShardDriver(nodes=1, slots=1)
+    shard = driver(nodes=1, slots=1)
     record = batch(shard, max_attempts=1)
     for attempt in range(1, EXTRA_ATTEMPTS + 20):
         reason = "preempted: for t9" if attempt % 2 else "draining: a new kernel"
@@ -155,7 +164,7 @@ def test_yields_count_against_nobody_however_many() -> None:
 
 
 def test_all_attempts_of_a_drained_node_are_asked_online_first_and_go_elsewhere() -> None:
-    shard = ShardDriver(nodes=1, slots=2)
+    shard = driver(nodes=1, slots=2)
     batch(shard)
     shard.run()
     shard.fleets.join("n1")
@@ -168,7 +177,7 @@ def test_all_attempts_of_a_drained_node_are_asked_online_first_and_go_elsewhere(
 
 
 def test_a_drain_asks_again_every_few_seconds_until_it_is_taken_back() -> None:
-    shard = ShardDriver(nodes=1)
+    shard = driver(nodes=1)
     shard.run()
     shard.feed(NodeDraining("n0", "new kernel"))
     asked = sum(len(yields(shard.wait(0.5))) for _ in range(40))
@@ -178,7 +187,7 @@ def test_a_drain_asks_again_every_few_seconds_until_it_is_taken_back() -> None:
 
 
 def test_at_the_drains_deadline_attempts_are_taken_and_fenced() -> None:
-    shard = ShardDriver(nodes=1)
+    shard = driver(nodes=1)
     shard.run()
     shard.fleets.join("n1")
     shard.feed(NodeDraining("n0", "new kernel", deadline_ms=shard.wall_ms + 2000))
@@ -190,7 +199,7 @@ def test_at_the_drains_deadline_attempts_are_taken_and_fenced() -> None:
 
 
 def test_a_drain_known_before_the_take_over_is_done_is_carried_out_by_the_new_owner() -> None:
-    shard = ShardDriver(nodes=1)
+    shard = driver(nodes=1)
     record = shard.run()
     core = ShardCore(7, "c2", 4, shard.fleet, Random(0), ShardSettings())
     core.handle(NodeDraining("n0", "new kernel"), shard.now, shard.wall_ms)
@@ -200,7 +209,7 @@ def test_a_drain_known_before_the_take_over_is_done_is_carried_out_by_the_new_ow
 
 
 def test_what_is_left_on_a_node_is_listed_with_its_state_and_when_it_was_asked() -> None:
-    shard = ShardDriver(nodes=2, slots=1)
+    shard = driver(nodes=2, slots=1)
     here = shard.run()
     shard.run()
     asked_ms = shard.wall_ms
