@@ -222,7 +222,7 @@ class RackLiveness:
         if node.state == "held":
             if looks.alive(now):
                 node.state = "suspect"
-        elif silence >= times.lost_after_s and looks.nobody(now, times.probe_timeout_s):
+        elif silence >= times.lost_after_s and looks.nobody(now, self._observers.none):
             self._condemn(node, silence, now, wall_ms, out)
             return
         if silence >= times.cut_after_s and node.state == "suspect" and looks.alive(now):

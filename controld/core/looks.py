@@ -60,10 +60,6 @@ class Look:
         if found == "alive":
             self.alive_at = now
 
-    def awaited(self, now: float, deadline_s: float) -> bool:
-        """Return whether a first finding may still come within the first look's deadline."""
-        return self.found is None and self._asking and self._within_first(now, deadline_s)
-
     def vouched(self, now: float) -> bool:
         """Return whether somebody was seen a moment ago."""
         return self.alive_at is not None and now - self.alive_at < VOUCHED_S
@@ -85,13 +81,17 @@ class Looks:
         self.own.restart()
         self.second.restart()
 
-    def nobody(self, now: float, deadline_s: float) -> bool:
-        """Return whether the node is dead to both: our own port probe found nobody, and no
-        second observer saw it alive or may still say so within the deadline."""
+    def nobody(self, now: float, alone: bool) -> bool:
+        """Return whether the node is dead to both: our own port probe found nobody, nor did
+        a second observer's, and none saw it alive a moment ago.
+
+        Only who is `alone`, the one controld there is, decides without a second look: to one
+        that is cut off, all nodes are silent and no observer answers.
+        """
         own, second = self.own, self.second
         if own.found != "nobody" or second.vouched(now):
             return False
-        return not second.awaited(now, deadline_s)
+        return alone or second.found == "nobody"
 
     def alive(self, now: float) -> bool:
         """Return whether the node answers somebody, by the newest that is known."""

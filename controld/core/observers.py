@@ -24,6 +24,11 @@ class Observers:
         living = {*preferred, *others}
         self._failed = {name: at for name, at in self._failed.items() if name in living}
 
+    @property
+    def none(self) -> bool:
+        """Whether there is no other controld."""
+        return not self._preferred and not self._others
+
     def failed(self, observer: str, now: float) -> None:
         """The observer gave no answer, or could not look."""
         self._failed[observer] = now

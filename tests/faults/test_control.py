@@ -40,11 +40,6 @@ async def test_rules_7_and_8_a_controlds_shards_and_racks_are_taken_over(
     MATRIX.add("controld", fault.name, admitted(plant.load, at_ms), "submissions")
 
 
-@pytest.mark.xfail(
-    reason="an owner of racks that hears nobody judges all their nodes before it knows "
-    "that it is itself cut off, and tells so when it is back",
-    strict=False,
-)
 async def test_rule_10_a_controld_cut_off_for_a_moment_loses_no_node(plant: Plant) -> None:
     before = {node.node: node.epoch for node in await plant.client.nodes()}
     controlds = await plant.client.controlds()

@@ -32,21 +32,24 @@ def test_rule_11_probe_and_second_look_start_together_and_the_verdict_comes_at_t
     assert rack.when(PushVerdict) == [0.65]
 
 
-def test_rule_11_an_observer_without_an_answer_costs_no_time() -> None:
+def test_rule_10_an_owner_whom_no_observer_answers_condemns_nobody() -> None:
     rack = DrivenRack("a", answers=False, peers=("c2", "c3"))
     rack.beat()
-    rack.wait(1.0)
-    assert rack.when(PushVerdict) == [0.65]
+    rack.wait(5.0)
+    assert rack.when(PushVerdict) == []
+    assert {look.observer for look in rack.all(Observe)} == {"c2", "c3"}, "each is asked"
+    rack.feed(Observed("a", 1, "c3", "nobody"))
+    assert rack.states() == ["lost"]
 
 
-def test_rule_11_an_observer_asked_late_is_waited_for_as_long_as_its_deadline() -> None:
+def test_rule_11_an_observer_asked_late_is_waited_for() -> None:
     rack = DrivenRack("a", answers=False)
     rack.beat()
     rack.wait(0.6)
     rack.feed(PeersSeen((), ("c2",)))
     rack.wait(0.14)
     assert rack.states() == []
-    rack.wait(0.04)
+    rack.feed(Observed("a", 1, "c2", "nobody"))
     assert rack.states() == ["lost"]
 
 
@@ -102,9 +105,10 @@ def test_a_second_look_at_an_older_silence_says_nothing_of_a_new_one() -> None:
     rack.wait(0.5)
     rack.beat()
     rack.feed(Observed("a", 1, "c2", "alive"))
-    rack.wait(0.64)
+    rack.wait(0.6)
+    rack.feed(Observed("a", 1, "c2", "nobody"))
     assert rack.states() == []
-    rack.wait(0.05)
+    rack.wait(0.1)
     assert rack.states() == ["lost"]
 
 
@@ -184,8 +188,7 @@ def test_rule_11_no_node_is_lost_without_both_looks(
     rack.beat()
     own: Found | None = None
     seen_at: float | None = None
-    first_asked: float | None = None
-    answered = False
+    found_dead = False
     for what, found in story:
         asked = len(rack.all(Observe))
         before = len(rack.states())
@@ -196,18 +199,14 @@ def test_rule_11_no_node_is_lost_without_both_looks(
             own = own if found == "unable" else found
         elif what == "second" and asked:
             rack.feed(Observed("a", 1, rack.all(Observe)[-1].observer, found))
-            answered = answered or found != "unable"
+            found_dead = found == "nobody" or (found_dead and found == "unable")
             seen_at = rack.now if found == "alive" else seen_at
         elif what == "beat" and not rack.states():
             rack.beat()
-            own = seen_at = first_asked = None
-            answered = False
-        if first_asked is None and len(rack.all(Observe)) > asked:
-            first_asked = rack.now
+            own = seen_at = None
+            found_dead = False
         if "lost" in rack.states()[before:]:
             assert own == "nobody", "our own probe"
             assert seen_at is None or rack.now - seen_at >= 1.0 - 1e-9, "nobody vouches for it"
-            if peers and not answered:
-                assert first_asked is not None
-                assert rack.now - first_asked >= 0.15 - 1e-9, "the second look had its time"
+            assert found_dead or not peers, "the second look"
             return
