@@ -50,7 +50,8 @@ async def test_a_drain_in_the_store_asks_the_node_to_give_its_attempts_back(
     asked: asyncio.Queue[Incoming] = asyncio.Queue()
     await bus.subscribe(node_yield("n1"), asked.put_nowait)
     gate = Gate()
-    async with FakeNode(plane.connect(), "n1", run=gate.run):
+    async with FakeNode(plane.connect(), "n1", run=gate.run) as node:
+        node.yields = False
         made = await client.submit("p", "x")
         await gate.running.wait()
         await plane.store.put(drain_key("n1"), encode(Drain(node="n1", reason="new kernel")))
