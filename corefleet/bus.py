@@ -12,6 +12,7 @@ from typing import Protocol
 
 import msgspec
 
+from corefleet.errors import CorefleetError
 from corefleet.messages.records import ClusterSettings
 
 
@@ -107,6 +108,15 @@ class Log(Protocol):
 
     async def append(self, entry: Entry, timeout_s: float) -> int:
         """Store one message; return its sequence."""
+
+    def append_soon(
+        self, entry: Entry, timeout_s: float, done: Callable[[int | CorefleetError], None]
+    ) -> None:
+        """Append as `append` does, with nobody waiting.
+
+        `done` is called once, after this returned, with the sequence or with what `append`
+        would raise.
+        """
 
     async def append_batch(self, entries: Sequence[Entry], timeout_s: float) -> int:
         """Store all of `entries`, of one stream, or none; return the last one's sequence.

@@ -58,6 +58,21 @@ class MemoryLog:
     async def append(self, entry: Entry, timeout_s: float) -> int:
         return await self._append((entry,))
 
+    def append_soon(
+        self, entry: Entry, timeout_s: float, done: Callable[[int | CorefleetError], None]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+
+        def arrive() -> None:
+            try:
+                self._reach()
+                outcome = self._store((entry,))
+            except CorefleetError as error:
+                outcome = error
+            loop.call_soon(done, outcome)
+
+        loop.call_soon(arrive)
+
     async def append_batch(self, entries: Sequence[Entry], timeout_s: float) -> int:
         if len({stream_name_of(entry.subject) for entry in entries}) != 1:
             subjects = [entry.subject for entry in entries]
@@ -105,21 +120,28 @@ class MemoryLog:
 
     async def _append(self, entries: tuple[Entry, ...]) -> int:
         await self._way()
+        outcome = self._store(entries)
+        await asyncio.sleep(0)
+        if isinstance(outcome, CorefleetError):
+            raise outcome
+        return outcome
+
+    def _store(self, entries: tuple[Entry, ...]) -> int | CorefleetError:
+        """Take an append as it arrives; return its answer."""
         stream = self._stream(stream_name_of(entries[0].subject))
         fault = self.fault(entries) if self.fault is not None else None
         subject = entries[-1].subject
         if fault == "refuse":
-            raise Unavailable(f"{subject}: refused on demand")
+            return Unavailable(f"{subject}: refused on demand")
         if fault == "full":
-            raise StoreFull(f"{subject}: full on demand")
+            return StoreFull(f"{subject}: full on demand")
         if fault in ("drop", "late"):
             if fault == "late":
                 self._late.append(entries)
-            raise Timeout(f"{subject}: lost on demand")
+            return Timeout(f"{subject}: lost on demand")
         sequence = stream.append(entries)
-        await asyncio.sleep(0)
         if fault == "lose_ack":
-            raise Timeout(f"{subject}: answer lost on demand")
+            return Timeout(f"{subject}: answer lost on demand")
         return sequence
 
     async def _way(self) -> None:

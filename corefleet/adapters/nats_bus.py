@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
+import msgspec
 import structlog
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
 
+from corefleet.adapters.nats_client import Delivery, Receive
 from corefleet.adapters.nats_connection import Connection
 from corefleet.bus import Incoming
 from corefleet.config import NatsConfig
@@ -25,7 +25,7 @@ _LONGEST_DELAY_S = 2.0
 _BARRIER_S = 2.0
 _CANCEL_AGAIN_S = 2.0
 
-Receive = Callable[[Msg], Awaitable[None]]
+Answered = Callable[[Delivery | CorefleetError], None]
 
 
 class Subscription:
@@ -42,14 +42,13 @@ class Subscription:
         await self._bus.drop(self)
 
 
-@dataclass(slots=True, eq=False)
-class _Call:
+class _Call(msgspec.Struct, gc=False):
     """A request that waits. `answers` of a call for many ends with a bare status."""
 
-    future: asyncio.Future[list[Msg] | CorefleetError]
+    answered: Answered
+    subject: str
     deadline: float
-    many: bool
-    answers: list[Msg] = field(default_factory=list)
+    answers: list[Delivery] | None = None
 
 
 class NatsBus:
@@ -71,7 +70,8 @@ class NatsBus:
         self._listeners: list[Callable[[bool], None]] = []
         self._subscriptions: dict[Subscription, None] = {}
         self._inbox = f"_INBOX.cf.{secrets.token_hex(8)}."
-        self._calls: dict[str, _Call] = {}
+        self._inbox_size = len(self._inbox)
+        self._calls: dict[bytes, _Call] = {}
         self._numbers = 0
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
@@ -114,6 +114,10 @@ class NatsBus:
         """Undo `on_connection`."""
         self._listeners.remove(listener)
 
+    def trouble(self, error: Exception) -> None:
+        """Tell of what a handler of this bus raised."""
+        self._on_error(error)
+
     def publish(self, subject: str, payload: bytes) -> None:
         """Queue a message; dropped while disconnected or the server does not read.
 
@@ -127,45 +131,85 @@ class NatsBus:
             # A connection that takes no more is as good as none: the message is dropped.
             return
 
-    def send(
-        self, subject: str, payload: bytes, reply: str, headers: Mapping[str, str] | None
-    ) -> None:
+    def send(self, subject: str, payload: bytes, reply: str, headers: str) -> None:
         """Queue a message with headers. Raises Unavailable, InvalidInput."""
         if self._connection is None:
             raise Unavailable("NATS: not connected")
         self._connection.send(subject, payload, reply, headers)
 
     async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
-        return (await self.call(subject, payload, timeout_s)).data
+        return (await self.call(subject, payload, timeout_s)).payload
 
     async def call(
+        self, subject: str, payload: bytes, timeout_s: float, headers: str = ""
+    ) -> Delivery:
+        """Return the first answer. Raises as `request` does."""
+        future: asyncio.Future[Delivery | CorefleetError]
+        future = asyncio.get_running_loop().create_future()
+
+        def answered(answer: Delivery | CorefleetError) -> None:
+            if not future.done():
+                future.set_result(answer)
+
+        self.ask(subject, payload, timeout_s, headers, answered)
+        answer = await future
+        if isinstance(answer, CorefleetError):
+            raise answer
+        return answer
+
+    async def call_many(self, subject: str, payload: bytes, timeout_s: float) -> list[Delivery]:
+        """Return the answers up to and with the first that is a bare status."""
+        answers: list[Delivery] = []
+        future: asyncio.Future[Delivery | CorefleetError]
+        future = asyncio.get_running_loop().create_future()
+
+        def answered(answer: Delivery | CorefleetError) -> None:
+            if not future.done():
+                future.set_result(answer)
+
+        self.ask(subject, payload, timeout_s, "", answered, answers)
+        answer = await future
+        if isinstance(answer, CorefleetError):
+            raise answer
+        return answers
+
+    def ask(
         self,
         subject: str,
         payload: bytes,
         timeout_s: float,
-        headers: Mapping[str, str] | None = None,
-    ) -> Msg:
-        """Return the first answer as nats-py's message. Raises as `request` does."""
-        return (await self._call(subject, payload, timeout_s, headers, many=False))[0]
+        headers: str,
+        answered: Answered,
+        answers: list[Delivery] | None = None,
+    ) -> None:
+        """Send a request; `answered` is called once, later, with its answer or what went wrong.
 
-    async def call_many(self, subject: str, payload: bytes, timeout_s: float) -> list[Msg]:
-        """Return the answers up to and with the first that is a bare status."""
-        return await self._call(subject, payload, timeout_s, None, many=True)
+        With `answers`, all are put there up to and with the first that is
+        a bare status. Raises Unavailable, InvalidInput when nothing was sent.
+        """
+        self._numbers += 1
+        number = self._numbers
+        self.send(subject, payload, f"{self._inbox}{number}", headers)
+        loop = asyncio.get_running_loop()
+        self._calls[b"%d" % number] = _Call(answered, subject, loop.time() + timeout_s, answers)
+        if self._sweeper is None:
+            self._sweeper = loop.call_later(_SWEEP_S, self._sweep)
 
     async def subscribe(
         self, subject: str, handler: Callable[[Incoming], None], queue: str = ""
     ) -> Subscription:
-        async def receive(message: Msg) -> None:
-            handler(Incoming(message.subject, message.data, message.reply))
+        def receive(message: Delivery) -> None:
+            subject, reply = message.subject.decode(), message.reply.decode()
+            handler(Incoming(subject, message.payload, reply))
 
         return await self.listen(subject, receive, queue)
 
     async def listen(self, subject: str, receive: Receive, queue: str = "") -> Subscription:
-        """Subscribe with the message as nats-py has it; the server knows it on return."""
+        """Subscribe with the message as it comes; the server knows it on return."""
 
-        async def guarded(message: Msg) -> None:
+        def guarded(message: Delivery) -> None:
             try:
-                await receive(message)
+                receive(message)
             except Exception as error:  # noqa: BLE001 - one bad message must not end the rest
                 self._on_error(error)
 
@@ -210,41 +254,27 @@ class NatsBus:
         if connection is not None:
             await connection.close(abort=not flushed)
 
-    async def _call(
-        self,
-        subject: str,
-        payload: bytes,
-        timeout_s: float,
-        headers: Mapping[str, str] | None,
-        *,
-        many: bool,
-    ) -> list[Msg]:
-        loop = asyncio.get_running_loop()
-        self._numbers += 1
-        token = str(self._numbers)
-        self.send(subject, payload, self._inbox + token, headers)
-        call = _Call(loop.create_future(), loop.time() + timeout_s, many)
-        self._calls[token] = call
-        if self._sweeper is None:
-            self._sweeper = loop.call_later(_SWEEP_S, self._sweep)
-        outcome = await call.future
-        if isinstance(outcome, CorefleetError):
-            raise outcome
-        if _status(outcome[0]) == "503":
-            raise NoResponders(f"NATS: nobody listens on {subject}")
-        return outcome
-
-    async def _answered(self, message: Msg) -> None:
-        token = message.subject[len(self._inbox) :]
+    def _answered(self, message: Delivery) -> None:
+        token = message.subject[self._inbox_size :]
         call = self._calls.get(token)
         if call is None:
             return
-        call.answers.append(message)
-        if call.many and _status(message) is None:
+        if message.headers and message.status == "503":
+            del self._calls[token]
+            self._answer(call, NoResponders(f"NATS: nobody listens on {call.subject}"))
             return
+        if call.answers is not None:
+            call.answers.append(message)
+            if not message.status:
+                return
         del self._calls[token]
-        if not call.future.done():
-            call.future.set_result(call.answers)
+        self._answer(call, message)
+
+    def _answer(self, call: _Call, answer: Delivery | CorefleetError) -> None:
+        try:
+            call.answered(answer)
+        except Exception as error:  # noqa: BLE001 - one bad answer must not end the rest
+            self._on_error(error)
 
     def _sweep(self) -> None:
         """Time out the calls whose deadline has passed: one timer for all of them."""
@@ -252,17 +282,16 @@ class NatsBus:
         now = loop.time()
         late = [token for token, call in self._calls.items() if call.deadline <= now]
         for token in late:
-            call = self._calls.pop(token)
-            if not call.future.done():
-                call.future.set_result(Timeout("NATS: no answer within the deadline"))
+            call = self._calls.pop(token, None)
+            if call is not None:
+                self._answer(call, Timeout("NATS: no answer within the deadline"))
         self._sweeper = loop.call_later(_SWEEP_S, self._sweep) if self._calls else None
 
     def _fail_calls(self, error: CorefleetError) -> None:
         calls = list(self._calls.values())
         self._calls.clear()
         for call in calls:
-            if not call.future.done():
-                call.future.set_result(error)
+            self._answer(call, error)
 
     async def _keep(self) -> None:
         """Hold a connection open as long as the bus lives."""
@@ -340,10 +369,3 @@ class NatsBus:
                 listener(connected)
             except Exception as error:  # noqa: BLE001 - the connection outlives its listeners
                 self._on_error(error)
-
-
-def _status(message: Msg) -> str | None:
-    """The status code of a message that is nothing but one."""
-    if message.data or message.headers is None:
-        return None
-    return message.headers.get("Status")

@@ -8,14 +8,14 @@ frozen server holds it for ever. Here a connection that does not answer is abort
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable
 
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 from nats.errors import MaxPayloadError, UnexpectedEOF
 
+from corefleet.adapters.nats_client import LeanClient, Receive
 from corefleet.errors import Incompatible, InvalidInput, Unavailable
 
 _OLDEST_SERVER = (2, 12)
@@ -30,7 +30,7 @@ _CLOSE_S = 1.0
 class Connection:
     """A connection from `open` until `lost` returns; it is never used again after that."""
 
-    def __init__(self, client: Client, lost: asyncio.Event, url: str) -> None:
+    def __init__(self, client: LeanClient, lost: asyncio.Event, url: str) -> None:
         self._client = client
         self._lost = lost
         self._subscriptions: set[Subscription] = set()
@@ -44,7 +44,7 @@ class Connection:
 
         Raises Unavailable, or Incompatible when the server is older than 2.12.
         """
-        client = Client()
+        client = LeanClient()
         lost = asyncio.Event()
         connected = False
         reason: Exception | None = None
@@ -85,32 +85,18 @@ class Connection:
         connected = True
         return connection
 
-    def send(
-        self,
-        subject: str,
-        payload: bytes,
-        reply: str = "",
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
+    def send(self, subject: str, payload: bytes, reply: str = "", headers: str = "") -> None:
         """Hand a message to the client, which writes it with the others of this loop turn.
 
-        Raises Unavailable when the server has not taken what was sent before, and
-        InvalidInput when the payload is larger than the server allows.
+        `headers` are lines that end in CRLF. Raises Unavailable when the server has not
+        taken what was sent before, and InvalidInput when the payload is larger than the
+        server allows.
         """
         client = self._client
-        if client.pending_data_size > _MOST_UNSENT_BYTES:
+        if client.unsent_bytes > _MOST_UNSENT_BYTES:
             raise Unavailable(f"NATS at {self.url}: does not read what is sent")
-        sending = client.publish(
-            subject,
-            payload,
-            reply,
-            headers,  # type: ignore[arg-type]
-        )
-        # With pending_size=0 publish never waits: it runs to its end in one step.
         try:
-            sending.send(None)
-        except StopIteration:
-            return
+            client.send(subject, payload, reply, headers)
         except MaxPayloadError:
             raise InvalidInput(
                 "payload", f"{len(payload)} bytes for {subject}", f"at most {client.max_payload}"
@@ -118,15 +104,11 @@ class Connection:
         except NatsError as error:
             self._lost.set()
             raise Unavailable(f"NATS at {self.url}: {error}") from error
-        sending.close()
-        raise Unavailable(f"NATS at {self.url}: the client's queue is full")
 
-    async def listen(
-        self, subject: str, queue: str, receive: Callable[[Msg], Awaitable[None]]
-    ) -> Subscription:
+    async def listen(self, subject: str, queue: str, receive: Receive) -> Subscription:
         """Subscribe; `receive` gets the messages one after another. Raises Unavailable."""
         try:
-            subscription = await self._client.subscribe(subject, queue, cb=receive)
+            subscription = await self._client.listen(subject, queue, receive)
         except (NatsError, OSError) as error:
             self._lost.set()
             raise Unavailable(f"NATS at {self.url}: {error}") from error
@@ -136,6 +118,7 @@ class Connection:
     async def unlisten(self, subscription: Subscription) -> None:
         """End a subscription; nothing is delivered after this returns."""
         self._subscriptions.discard(subscription)
+        self._client.unlisten(subscription)
         try:
             await subscription.unsubscribe()
         except (NatsError, OSError):
@@ -169,23 +152,15 @@ class Connection:
     async def close(self, abort: bool) -> None:
         """Disconnect within a second; with `abort` what waits to be sent is lost. Idempotent."""
         if abort:
-            self._abort()
+            self._client.abort()
         try:
             async with asyncio.timeout(_CLOSE_S):
                 await self._client.close()
         except (TimeoutError, NatsError, OSError):
-            self._abort()
+            self._client.abort()
         for subscription in self._subscriptions:
-            # nats-py leaves their tasks behind when its close fails half way.
-            subscription._stop_processing()
+            self._client.unlisten(subscription)
         self._subscriptions.clear()
-
-    def _abort(self) -> None:
-        """Drop the socket with its unsent bytes; nats-py has no public way to do that."""
-        transport = self._client._transport
-        writer = getattr(transport, "_io_writer", None)
-        if writer is not None:
-            writer.transport.abort()
 
 
 def _check_version(client: Client, url: str) -> None:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 import structlog
-from nats.aio.msg import Msg
 
 from corefleet.adapters.jetstream import ConsumerAnswer, answer_error, decode_answer
 from corefleet.adapters.nats_bus import NatsBus, Subscription
+from corefleet.adapters.nats_client import Delivery
 from corefleet.bus import Stored
 from corefleet.errors import CorefleetError, Unavailable
 
@@ -51,8 +52,11 @@ class NatsFollower:
         self._generation = 0
         self._next_in_consumer = 1
         self._heard = 0.0
+        self._loop = asyncio.get_running_loop()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._busy: asyncio.Future[None] | None = None
+        self._waiting: deque[tuple[int, Delivery]] = deque()
         self._broken = asyncio.Event()
         self._closed = False
         self._consumer = ""
@@ -122,9 +126,9 @@ class NatsFollower:
         name = self._consumer = f"{self._id}-{generation}"
         inbox = f"_INBOX.cf.follow.{name}"
 
-        async def receive(message: Msg) -> None:
+        def receive(message: Delivery) -> None:
             if generation == self._generation and not self._closed:
-                await self._receive(message)
+                self._receive(message)
 
         # A subscription for each consumer: the server looks for interest in the literal
         # delivery subject, so one wildcard for all of them would not do.
@@ -151,7 +155,7 @@ class NatsFollower:
         answer = await self._bus.call(
             f"$JS.API.CONSUMER.CREATE.{self._stream}.{name}", msgspec.json.encode(body), _CREATE_S
         )
-        error = decode_answer(answer.data, ConsumerAnswer).error
+        error = decode_answer(answer.payload, ConsumerAnswer).error
         if error is not None:
             raise answer_error(error, f"consumer of {self._stream}")
         self._heard = asyncio.get_running_loop().time()
@@ -165,11 +169,13 @@ class NatsFollower:
         await subscription.close()
         self._bus.publish(f"$JS.API.CONSUMER.DELETE.{self._stream}.{self._consumer}", b"")
 
-    async def _receive(self, message: Msg) -> None:
-        self._heard = asyncio.get_running_loop().time()
-        headers = message.headers
-        if headers is not None and headers.get("Status") == "100":
-            self._control(message, headers)
+    def _receive(self, message: Delivery) -> None:
+        if self._busy is not None:
+            self._waiting.append((self._generation, message))
+            return
+        self._heard = self._loop.time()
+        if message.status == "100":
+            self._control(message)
             return
         sequence, number = _position(message.reply)
         if number != self._next_in_consumer:
@@ -177,23 +183,36 @@ class NatsFollower:
             return
         self._next_in_consumer += 1
         self._last = sequence
-        result = self._handler(Stored(message.subject, message.data, sequence))
+        result = self._handler(Stored(message.subject.decode(), message.payload, sequence))
         if result is not None:
             self._idle.clear()
-            try:
-                await result
-            finally:
-                self._idle.set()
-                self._heard = asyncio.get_running_loop().time()
+            self._busy = asyncio.ensure_future(self._finish(result))
 
-    def _control(self, message: Msg, headers: dict[str, str]) -> None:
+    async def _finish(self, result: Awaitable[None]) -> None:
+        """Wait for a handler that takes its time, then hand on what came meanwhile."""
+        try:
+            await result
+        except Exception as error:  # noqa: BLE001 - one bad message must not end the rest
+            self._bus.trouble(error)
+        self._heard = self._loop.time()
+        self._busy = None
+        self._idle.set()
+        while self._waiting and self._busy is None:
+            generation, message = self._waiting.popleft()
+            if generation == self._generation and not self._closed:
+                try:
+                    self._receive(message)
+                except Exception as error:  # noqa: BLE001 - as above
+                    self._bus.trouble(error)
+
+    def _control(self, message: Delivery) -> None:
         if message.reply:
-            self._bus.publish(message.reply, b"")
+            self._bus.publish(message.reply.decode(), b"")
             return
-        stalled = headers.get("Nats-Consumer-Stalled")
+        stalled = message.header(b"Nats-Consumer-Stalled")
         if stalled:
             self._bus.publish(stalled, b"")
-        sent = headers.get("Nats-Last-Consumer")
+        sent = message.header(b"Nats-Last-Consumer")
         if sent is not None and int(sent) >= self._next_in_consumer:
             self._break(f"{sent} messages sent, {self._next_in_consumer - 1} received")
 
@@ -203,12 +222,12 @@ class NatsFollower:
         self._broken.set()
 
 
-def _position(reply: str) -> tuple[int, int]:
+def _position(reply: bytes) -> tuple[int, int]:
     """Return stream sequence and consumer sequence of a delivery.
 
     Its reply subject is `$JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer
     seq>...`, with domain and account before the stream when the server has a domain.
     """
-    tokens = reply.split(".")
+    tokens = reply.split(b".")
     first = 5 if len(tokens) == 9 else 7
     return int(tokens[first]), int(tokens[first + 1])

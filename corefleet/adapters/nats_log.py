@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import msgspec
-from nats.aio.msg import Msg
 
 from corefleet.adapters.jetstream import (
     NO_MESSAGE,
@@ -20,9 +20,10 @@ from corefleet.adapters.jetstream import (
     wrong_setting,
 )
 from corefleet.adapters.nats_bus import NatsBus
+from corefleet.adapters.nats_client import Delivery
 from corefleet.adapters.nats_follow import NatsFollower
 from corefleet.bus import Entry, Stored
-from corefleet.errors import Incompatible, InvalidInput, NotFound, Unavailable
+from corefleet.errors import CorefleetError, Incompatible, InvalidInput, NotFound, Unavailable
 from corefleet.messages.records import ClusterSettings
 from corefleet.subjects import Layout, stream_name, stream_name_of
 
@@ -67,10 +68,27 @@ class NatsLog:
                 raise Incompatible(f"stream {name}: {wrong}")
 
     async def append(self, entry: Entry, timeout_s: float) -> int:
-        answer = await self._bus.call(
-            entry.subject, entry.payload, timeout_s, _headers(entry, {}) or None
-        )
-        return _acknowledged(answer, entry.subject)
+        answer = await self._bus.call(entry.subject, entry.payload, timeout_s, _headers(entry))
+        found = _acknowledged(answer, entry.subject)
+        if isinstance(found, CorefleetError):
+            raise found
+        return found
+
+    def append_soon(
+        self, entry: Entry, timeout_s: float, done: Callable[[int | CorefleetError], None]
+    ) -> None:
+        subject = entry.subject
+
+        def answered(answer: Delivery | CorefleetError) -> None:
+            if not isinstance(answer, CorefleetError):
+                done(_acknowledged(answer, subject))
+            else:
+                done(answer)
+
+        try:
+            self._bus.ask(subject, entry.payload, timeout_s, _headers(entry), answered)
+        except CorefleetError as error:
+            asyncio.get_running_loop().call_soon(done, error)
 
     async def append_batch(self, entries: Sequence[Entry], timeout_s: float) -> int:
         """As the protocol says. At most one entry of a batch may write a fenced subject,
@@ -88,16 +106,20 @@ class NatsLog:
         self._batch_number += 1
         batch = f"{self._batches}-{self._batch_number}"
         for number, entry in enumerate(entries[:-1], 1):
-            headers = {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(number)}
-            self._bus.send(entry.subject, entry.payload, "", _headers(entry, headers))
-        commit = {
-            "Nats-Batch-Id": batch,
-            "Nats-Batch-Sequence": str(len(entries)),
-            "Nats-Batch-Commit": "1",
-        }
+            headers = f"Nats-Batch-Id: {batch}\r\nNats-Batch-Sequence: {number}\r\n"
+            self._bus.send(entry.subject, entry.payload, "", headers + _headers(entry))
+        commit = (
+            f"Nats-Batch-Id: {batch}\r\nNats-Batch-Sequence: {len(entries)}\r\n"
+            "Nats-Batch-Commit: 1\r\n"
+        )
         last = entries[-1]
-        answer = await self._bus.call(last.subject, last.payload, timeout_s, _headers(last, commit))
-        return _acknowledged(answer, last.subject)
+        answer = await self._bus.call(
+            last.subject, last.payload, timeout_s, commit + _headers(last)
+        )
+        found = _acknowledged(answer, last.subject)
+        if isinstance(found, CorefleetError):
+            raise found
+        return found
 
     async def last(self, subject: str, timeout_s: float) -> Stored | None:
         return await self._message(subject, {"last_by_subj": subject}, timeout_s)
@@ -141,7 +163,7 @@ class NatsLog:
     ) -> A:
         payload = b"" if body is None else msgspec.json.encode(body)
         answer = await self._bus.call(f"$JS.API.{call}", payload, timeout_s)
-        return decode_answer(answer.data, kind)
+        return decode_answer(answer.payload, kind)
 
     async def _message(
         self, subject: str, body: dict[str, object], timeout_s: float
@@ -168,9 +190,9 @@ class NatsLog:
                 f"$JS.API.DIRECT.GET.{stream_name_of(subject)}", body, timeout_s
             )
             for answer in answers[:-1]:
-                sequence = int((answer.headers or {})["Nats-Sequence"])
+                sequence = int(answer.header(b"Nats-Sequence") or 0)
                 if sequence <= through:
-                    found.append(Stored(subject, answer.data, sequence))
+                    found.append(Stored(subject, answer.payload, sequence))
                 start = sequence + 1
             if len(answers) <= _READ_BATCH or start > through:
                 return found
@@ -191,20 +213,24 @@ class NatsLog:
         return found
 
 
-def _headers(entry: Entry, headers: dict[str, str]) -> dict[str, str]:
+def _headers(entry: Entry) -> str:
+    """Return an entry's expectations as header lines."""
+    lines = ""
     if entry.fence_sequence is not None:
-        headers["Nats-Expected-Last-Subject-Sequence"] = str(entry.fence_sequence)
+        lines = f"Nats-Expected-Last-Subject-Sequence: {entry.fence_sequence}\r\n"
         if entry.fence_subject:
-            headers["Nats-Expected-Last-Subject-Sequence-Subject"] = entry.fence_subject
+            lines += f"Nats-Expected-Last-Subject-Sequence-Subject: {entry.fence_subject}\r\n"
     if entry.rollup:
-        headers["Nats-Rollup"] = "sub"
+        lines += "Nats-Rollup: sub\r\n"
     if entry.ttl_s:
-        headers["Nats-TTL"] = str(entry.ttl_s)
-    return headers
+        lines += f"Nats-TTL: {entry.ttl_s}\r\n"
+    return lines
 
 
-def _acknowledged(answer: Msg, subject: str) -> int:
-    ack = decode_answer(answer.data, Ack)
-    if ack.error is not None:
-        raise answer_error(ack.error, subject)
-    return ack.seq
+def _acknowledged(answer: Delivery, subject: str) -> int | CorefleetError:
+    """Return the sequence that the server gave the message, or why it gave none."""
+    try:
+        ack = decode_answer(answer.payload, Ack)
+    except Unavailable as error:
+        return error
+    return ack.seq if ack.error is None else answer_error(ack.error, subject)
