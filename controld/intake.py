@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import secrets
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -15,25 +14,28 @@ from controld.cluster import Cluster
 from controld.core.admission import Admission
 from controld.gauges import Gauges
 from controld.registry import Registry
+from corefleet.acceptance import creation, find_out
 from corefleet.background import Background, stop
 from corefleet.bus import Incoming
 from corefleet.codec import decode, encode
 from corefleet.errors import (
     CorefleetError,
     Exhausted,
+    Fenced,
     InvalidInput,
     NotFound,
+    StoreFull,
     Unavailable,
 )
 from corefleet.ids import (
     check_name,
     check_request_id,
-    new_task_id,
     session_for_request,
     shard_of,
+    task_id_of,
 )
-from corefleet.journal import Patience, submit
-from corefleet.messages.records import PoolSpec, RequestRecord, TaskRecord
+from corefleet.journal import Patience
+from corefleet.messages.records import PoolSpec, TaskRecord
 from corefleet.messages.wire import SubmitAnswer, SubmitMessage
 from corefleet.subjects import CONTROL_QUEUE, CONTROL_SUBMIT
 
@@ -71,6 +73,10 @@ class Accepted:
     duplicate: bool
 
 
+Outcome = Accepted | CorefleetError
+Decided = Callable[[Outcome], None]
+
+
 class Intake:
     """The one road by which tasks come in."""
 
@@ -104,41 +110,118 @@ class Intake:
         """Accept nothing more over the bus. Idempotent."""
         await self._open.aclose()
 
-    async def submit(
-        self, asked: Submission, begun: Callable[[str], None] | None = None
-    ) -> Accepted:
+    async def submit(self, asked: Submission) -> Accepted:
         """Check, admit and store one submission; on return it is durable.
 
-        `begun` is told the task's id before anything is stored, so that no event of it
-        can be missed. Raises NotFound (pool), InvalidInput naming the field, Exhausted,
-        Conflict (request id used for something else), StoreFull, Unavailable.
+        Raises NotFound (pool), InvalidInput naming the field, Exhausted, Conflict (request
+        id used for something else), StoreFull, Unavailable.
+        """
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+
+        def decided(outcome: Outcome) -> None:
+            if not future.done():
+                future.set_result(outcome)
+
+        self.offer(asked, decided)
+        outcome = await future
+        if isinstance(outcome, CorefleetError):
+            raise outcome
+        return outcome
+
+    def offer(
+        self, asked: Submission, decided: Decided, begun: Callable[[str], None] | None = None
+    ) -> None:
+        """Do as `submit` does, with nobody waiting.
+
+        `decided` is called once with the task, durable by then, or with what `submit` would
+        raise; before this returns if nothing needs to be stored. `begun` is told the task's
+        id before anything is stored, so that no event of it can be missed.
         """
         try:
-            accepted = await self._submit(asked, begun)
+            record, size = self._record(asked)
+            coming_s = self._admit(record, size, _SHARE_WAIT_S)
         except CorefleetError as error:
-            self._gauges.refused(type(error).__name__).inc()
-            raise
-        self._gauges.submissions(asked.pool, str(accepted.duplicate).lower()).inc()
-        return accepted
+            self._refuse(error, decided)
+            return
+        if coming_s:
+            waits = self._offer_later(coming_s, record, size, decided, begun)
+            self._background.spawn(waits)
+        else:
+            self._store(record, decided, begun)
 
-    async def _submit(self, asked: Submission, begun: Callable[[str], None] | None) -> Accepted:
+    def _admit(self, record: TaskRecord, size: int, left_s: float) -> float:
+        """Return 0 when the task is let in, else after how many seconds to ask again.
+
+        That is within `left_s`. Raises InvalidInput and Exhausted.
+        """
+        now = self._cluster.clock.monotonic()
+        refusal = self._admission.admit(record.pool, size, now, record.tenant)
+        if refusal is None:
+            return 0.0
+        if refusal.coming and 0.0 < refusal.retry_after_s <= left_s:
+            return refusal.retry_after_s
+        self._gauges.not_admitted(record.pool, refusal.cause).inc()
+        if refusal.permanent:
+            raise InvalidInput("input", f"{size} bytes", refusal.reason)
+        raise Exhausted(refusal.reason, refusal.retry_after_s)
+
+    async def _offer_later(
+        self,
+        coming_s: float,
+        record: TaskRecord,
+        size: int,
+        decided: Decided,
+        begun: Callable[[str], None] | None,
+    ) -> None:
         clock = self._cluster.clock
-        record, size = self._record(asked)
-        await self._admit(record, size)
+        give_up = clock.monotonic() + _SHARE_WAIT_S
+        try:
+            while coming_s:
+                await asyncio.sleep(coming_s)
+                coming_s = self._admit(record, size, give_up - clock.monotonic())
+        except CorefleetError as error:
+            self._refuse(error, decided)
+            return
+        self._store(record, decided, begun)
+
+    def _store(
+        self, record: TaskRecord, decided: Decided, begun: Callable[[str], None] | None
+    ) -> None:
         if begun is not None:
             begun(record.task)
-        started = clock.monotonic()
-        request = RequestRecord(
-            request_id=record.request_id,
-            task=record.task,
-            session=record.session,
-            digest=_digest(record),
-        )
-        task, duplicate = await submit(
-            self._cluster.log, self._cluster.layout, request, record, _PATIENCE
-        )
-        self._gauges.submit_s().observe(clock.monotonic() - started)
-        return Accepted(task, record.session, duplicate)
+        started = self._cluster.clock.monotonic()
+
+        def stored(outcome: int | CorefleetError) -> None:
+            if not isinstance(outcome, CorefleetError):
+                self._accept(record, False, started, decided)
+            elif isinstance(outcome, Fenced | Unavailable) and not isinstance(outcome, StoreFull):
+                self._background.spawn(self._find_out(record, started, decided))
+            else:
+                self._refuse(outcome, decided)
+
+        entry = creation(self._cluster.layout, record)
+        self._cluster.log.append_soon(entry, _PATIENCE.call_s, stored)
+
+    async def _find_out(self, record: TaskRecord, started: float, decided: Decided) -> None:
+        """The creation was refused or not answered: look what is there."""
+        cluster = self._cluster
+        try:
+            _, duplicate = await find_out(cluster.log, cluster.layout, record, _PATIENCE)
+        except CorefleetError as error:
+            self._refuse(error, decided)
+            return
+        self._accept(record, duplicate, started, decided)
+
+    def _accept(
+        self, record: TaskRecord, duplicate: bool, started: float, decided: Decided
+    ) -> None:
+        self._gauges.submit_s().observe(self._cluster.clock.monotonic() - started)
+        self._gauges.submissions(record.pool, "true" if duplicate else "false").inc()
+        decided(Accepted(record.task, record.session, duplicate))
+
+    def _refuse(self, error: CorefleetError, decided: Decided) -> None:
+        self._gauges.refused(type(error).__name__).inc()
+        decided(error)
 
     async def _admit(self, record: TaskRecord, size: int) -> None:
         """Return when the task is let in. Raises InvalidInput and Exhausted."""
@@ -177,7 +260,7 @@ class Intake:
         allowed_ms = asked.deadline_ms or int(pool.deadline_s * 1000)
         shard = shard_of(pool.name, session, self._cluster.settings.shards)
         made = TaskRecord(
-            task=new_task_id(shard, now_ms, secrets.token_bytes(10)),
+            task=task_id_of(shard, request_id),
             pool=pool.name,
             session=session,
             request_id=request_id,
@@ -190,6 +273,13 @@ class Intake:
             deadline_ms=now_ms + allowed_ms if allowed_ms else 0,
             max_attempts=pool.max_attempts,
             result_ttl_s=pool.result_ttl_s,
+            digest=_digest(
+                pool.name,
+                session,
+                asked.kind or pool.kind,
+                text,
+                *((asked.tenant,) if asked.tenant else ()),
+            ),
         )
         return made, size
 
@@ -251,11 +341,10 @@ class Intake:
             await asyncio.sleep(_WATCH_S)
 
 
-def _digest(record: TaskRecord) -> bytes:
+def _digest(*parts: str) -> bytes:
     """Return what tells a repeated submission from another one with its request id."""
     what = hashlib.blake2b(digest_size=16)
-    tenant = (record.tenant,) if record.tenant else ()
-    for part in (record.pool, record.session, record.kind, record.input, *tenant):
+    for part in parts:
         data = part.encode()
         what.update(len(data).to_bytes(4, "big"))
         what.update(data)

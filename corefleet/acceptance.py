@@ -1,57 +1,99 @@
 """How a task begins: accepted once for each request id, and placed under its fence.
 
-docs/architecture.md, rule 4. A submission writes the request id first (create, time to
-live) and then the record, fenced on the request id's message. A request id that is
-there without record and result belongs to a submission that died in between: whoever
-meets it rewrites it, which fences the dead one for good, and creates the record. The
-request id expires before the result can, so one that is there is never mistaken.
+docs/architecture.md, rule 4. A task's id is derived from its request id, and its record is
+created only if nothing of the task is there, neither record nor result: one write, fenced
+by the server on all the subjects where either would lie. The record is there until the
+result is, and the result for the pool's `result_ttl_s`: so long the request id makes no
+second task, whoever repeats it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import msgspec
-
-from corefleet.bus import Entry, Log, Stored
+from corefleet.bus import Entry, Log
 from corefleet.codec import decode, encode
 from corefleet.ending import Superseded, shelf_of
 from corefleet.errors import Conflict, Fenced, StoreFull, Unavailable
 from corefleet.ids import shard_of_task
-from corefleet.messages.records import RequestRecord, TaskRecord
+from corefleet.messages.records import ResultRecord, TaskRecord
 from corefleet.subjects import Layout
 from corefleet.sure_append import BackOff, Patience, append_surely
 
 
 async def submit(
-    log: Log,
-    layout: Layout,
-    request: RequestRecord,
-    record: TaskRecord,
-    patience: Patience | None = None,
+    log: Log, layout: Layout, record: TaskRecord, patience: Patience | None = None
 ) -> tuple[str, bool]:
     """Accept a task; return its id and whether an earlier submission had made it.
 
-    `record` is durable when this returns. Raises Conflict when the request id was used
-    for something else, StoreFull, and Unavailable when it is unclear whether the task
-    was accepted: the same submission, repeated, finds out.
+    `record.task` is `task_id_of` its shard and request id. `record` is durable when this
+    returns. Raises Conflict when the request id was used for something else, StoreFull, and
+    Unavailable when it is unclear whether the task was accepted: the same submission,
+    repeated, finds out.
     """
     patience = patience or Patience()
-    submission = _Submission(log, layout, request, record, patience)
     try:
-        return await submission.first()
+        await log.append(creation(layout, record), patience.call_s)
     except StoreFull:
         raise
     except (Fenced, Unavailable):
-        pass  # the second look finds out what that meant
+        return await find_out(log, layout, record, patience)
+    return record.task, False
+
+
+def creation(layout: Layout, record: TaskRecord) -> Entry:
+    """Return what creates the record, unless something of the task is there."""
+    shard = shard_of_task(record.task)
+    return Entry(
+        layout.task(shard, record.task),
+        encode(record),
+        fence_sequence=0,
+        fence_subject=layout.task_or_result(shard, record.task),
+    )
+
+
+async def find_out(
+    log: Log, layout: Layout, record: TaskRecord, patience: Patience
+) -> tuple[str, bool]:
+    """Go on with a submission whose creation was refused or not answered, as `submit` does."""
     back_off = BackOff(patience)
     while True:
         try:
-            return await submission.again()
+            standing = await _standing(log, layout, record, patience)
+            if standing is not None:
+                return record.task, not _made_by(record, standing)
+            await log.append(creation(layout, record), patience.call_s)
+            return record.task, False
         except StoreFull:
             raise
         except (Fenced, Unavailable) as error:
             await back_off.after(error)
+
+
+async def _standing(
+    log: Log, layout: Layout, record: TaskRecord, patience: Patience
+) -> TaskRecord | ResultRecord | None:
+    """Return the record or the result that is there; the record goes only after the result came."""
+    shard = shard_of_task(record.task)
+    found: TaskRecord | ResultRecord
+    stored = await log.last(layout.task(shard, record.task), patience.call_s)
+    if stored is not None:
+        found = decode(stored.payload, TaskRecord)
+    else:
+        stored = await log.last(layout.result(shard, record.task), patience.call_s)
+        if stored is None:
+            return None
+        found = decode(stored.payload, ResultRecord)
+    if found.digest != record.digest and found.digest:
+        raise Conflict(
+            f"request_id {record.request_id}: used for another submission (task "
+            f"{record.task}); expected the same pool, session and input"
+        )
+    return found
+
+
+def _made_by(record: TaskRecord, standing: TaskRecord | ResultRecord) -> bool:
+    """Whether what stands was made by the submission of `record`."""
+    origin = standing.origin if isinstance(standing, TaskRecord) else record.origin
+    return (origin, standing.created_ms) == (record.origin, record.created_ms)
 
 
 async def place(
@@ -78,75 +120,3 @@ async def place(
     except Superseded as moved:
         now_at = moved.stored.sequence if moved.stored is not None else "gone"
         raise Fenced(f"{record.task}: the record is not at {revision} but {now_at}") from None
-
-
-@dataclass(slots=True, frozen=True)
-class _Submission:
-    """One submission. Its methods raise Fenced when somebody else was faster."""
-
-    log: Log
-    layout: Layout
-    request: RequestRecord
-    record: TaskRecord
-    patience: Patience
-
-    async def first(self) -> tuple[str, bool]:
-        """Write request id and record as if nobody had before."""
-        entry = Entry(
-            self._subject(), encode(self.request), fence_sequence=0, ttl_s=self.record.result_ttl_s
-        )
-        revision = await self.log.append(entry, self.patience.call_s)
-        return await self._create(self.record.task, revision)
-
-    async def again(self) -> tuple[str, bool]:
-        """Find out what is there, and do what is missing."""
-        stored = await self._last(self._subject())
-        if stored is None:
-            return await self.first()
-        standing = self._same(stored)
-        if await self._known(standing.task):
-            return standing.task, standing.task != self.record.task
-        taken = Entry(
-            self._subject(),
-            stored.payload,
-            fence_sequence=stored.sequence,
-            rollup=True,
-            ttl_s=self.record.result_ttl_s,
-        )
-        revision = await self.log.append(taken, self.patience.call_s)
-        if await self._known(standing.task):
-            return standing.task, standing.task != self.record.task
-        return await self._create(standing.task, revision)
-
-    async def _create(self, task: str, revision: int) -> tuple[str, bool]:
-        record = msgspec.structs.replace(self.record, task=task)
-        entry = Entry(
-            self.layout.task(shard_of_task(task), task),
-            encode(record),
-            fence_sequence=revision,
-            fence_subject=self._subject(),
-        )
-        await self.log.append(entry, self.patience.call_s)
-        return task, task != self.record.task
-
-    async def _known(self, task: str) -> bool:
-        """Whether the task lives or has ended: the record goes only after the result came."""
-        shard = shard_of_task(task)
-        if await self._last(self.layout.task(shard, task)) is not None:
-            return True
-        return await self._last(self.layout.result(shard, task)) is not None
-
-    async def _last(self, subject: str) -> Stored | None:
-        return await self.log.last(subject, self.patience.call_s)
-
-    def _same(self, stored: Stored) -> RequestRecord:
-        standing = decode(stored.payload, RequestRecord)
-        if standing.digest != self.request.digest:
-            raise Conflict(
-                f"request_id {standing.request_id}: used for another submission (task "
-                f"{standing.task}); expected the same pool, session and input"
-            )
-        return standing
-
-    def _subject(self) -> str:
-        return self.layout.request(shard_of_task(self.record.task), self.request.request_id)

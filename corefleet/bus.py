@@ -37,7 +37,9 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
     `fence_sequence` is the sequence that the last message of `fence_subject` must
     have, 0 meaning that the subject has none; None expects nothing. `fence_subject`
-    '' is the entry's own subject; another one must lie in the same stream.
+    '' is the entry's own subject; another one must lie in the same stream, and may have
+    `*` for a token that is not the last: then no newer message may be on any of the
+    subjects that it stands for.
     `rollup` drops the subject's earlier messages. `ttl_s` is whole seconds, 0 for ever.
     """
 

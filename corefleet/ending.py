@@ -213,10 +213,12 @@ async def carry_out(
     revision: int,
     result: ResultRecord | None = None,
     stands: Stands = lambda result: None,
+    alone: bool = False,
 ) -> ResultRecord:
     """Do what the ending in `record` says; return the result that stands then.
 
-    Several may do so at once. `result` spares decoding it. `stands` is called as soon as
+    Several may do so at once. `result` spares decoding it. `alone`: nobody can have settled
+    on a result before, which spares looking for it. `stands` is called as soon as
     nothing can change the result, before the rest is done. Raises HeadMoved,
     Superseded, and Unavailable when patience is at its end.
     """
@@ -227,7 +229,7 @@ async def carry_out(
         result = decode(ending.result, ResultRecord)
     if ending.head:
         await _write_head(shelf, record, revision, ending)
-    other = await _write_result(shelf, record, ending)
+    other = await _write_result(shelf, record, revision, ending, alone)
     if other is not None:
         # An attempt had settled on it before this ending was decided.
         result = other
@@ -251,7 +253,7 @@ async def _write_head(shelf: Shelf, record: TaskRecord, revision: int, ending: E
 
     async def resolve() -> int | None:
         head = await shelf.last(subject)
-        if head is not None and decode(head.payload, SessionHead).last_task == record.task:
+        if head is not None and head.payload == ending.head:
             return head.sequence
         if (head.sequence if head is not None else 0) == ending.head_revision:
             return None
@@ -263,21 +265,38 @@ async def _write_head(shelf: Shelf, record: TaskRecord, revision: int, ending: E
     await append_surely(shelf.log, entry, resolve, shelf.patience)
 
 
-async def _write_result(shelf: Shelf, record: TaskRecord, ending: Ending) -> ResultRecord | None:
-    """Create the result; return the one that stood there before, if it is another."""
+async def _write_result(
+    shelf: Shelf, record: TaskRecord, revision: int, ending: Ending, alone: bool
+) -> ResultRecord | None:
+    """Create the result; return the one that stood there before, if it is another.
+
+    Fenced on there being nothing of the task behind the record at `revision`: a process that
+    was frozen for long cannot write it into a later life of the same request id. Raises
+    Superseded.
+    """
     other: ResultRecord | None = None
-    ttl_s = record.result_ttl_s + RESULT_SLACK_S
-    entry = Entry(shelf.result, ending.result, fence_sequence=0, ttl_s=ttl_s)
+    entry = Entry(
+        shelf.result,
+        ending.result,
+        fence_sequence=revision,
+        fence_subject=shelf.layout.task_or_result(shelf.shard, shelf.task),
+        ttl_s=record.result_ttl_s + RESULT_SLACK_S,
+    )
 
     async def resolve() -> int | None:
         nonlocal other
-        stored = await shelf.last(shelf.result)
-        if stored is None:
-            return None
-        if stored.payload != ending.result:
-            other = decode(stored.payload, ResultRecord)
-        return stored.sequence
+        found = await shelf.last(shelf.result)
+        if found is not None:
+            if found.payload != ending.result:
+                other = decode(found.payload, ResultRecord)
+            return found.sequence
+        stored = await shelf.last(shelf.record)
+        if stored is None or stored.sequence != revision:
+            raise Superseded(stored)
+        return None
 
+    if not alone and await read_surely(resolve, shelf.patience) is not None:
+        return other
     await append_surely(shelf.log, entry, resolve, shelf.patience)
     return other
 

@@ -5,6 +5,7 @@ Every id is safe as one NATS subject token and one etcd key segment.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
 from typing import NewType
@@ -72,6 +73,15 @@ def new_task_id(shard: int, now_ms: int, entropy: bytes) -> TaskId:
         digits.append(_CROCKFORD[value & 31])
         value >>= 5
     return TaskId(f"{shard:x}-{''.join(reversed(digits))}")
+
+
+def task_id_of(shard: int, request_id: str) -> TaskId:
+    """Return the id of the task that a request id makes: shard in hex, then 128 bits of digest.
+
+    The same request id always makes the same task (docs/architecture.md, rule 4).
+    """
+    digest = hashlib.blake2b(request_id.encode(), digest_size=16, person=b"task").digest()
+    return TaskId(f"{shard:x}-{base64.b32encode(digest)[:26].decode().lower()}")
 
 
 def shard_of_task(task: str) -> ShardId:

@@ -63,6 +63,8 @@ class Journal:
         self._record = record
         self._revision = revision
         self._number = 0
+        self._resumed = False
+        """Another process of the node may have something on its way."""
         self._outcome: ResultRecord | None = None
 
     @property
@@ -93,7 +95,7 @@ class Journal:
             )
         except NotFound:
             raise self._dropped("its journal was ended by somebody else") from None
-        return committed_steps(messages)
+        return committed_steps(self._of_this_life(messages))
 
     async def resume(self) -> tuple[Step, ...]:
         """Carry on an attempt that another process of its node began; return its steps so far.
@@ -102,6 +104,7 @@ class Journal:
         AttemptDropped with `outcome` set when the attempt had decided how the task ends.
         """
         shelf, record = self._shelf, self._record
+        self._resumed = True
         stored = await read_surely(lambda: shelf.last(shelf.record), shelf.patience)
         if stored is None or stored.sequence != self._revision:
             self._outcome = await self._own_ending(stored)
@@ -114,6 +117,7 @@ class Journal:
             lambda: shelf.log.read(shelf.journal, tail.sequence, shelf.patience.call_s),
             shelf.patience,
         )
+        messages = self._of_this_life(messages)
         entries = [decode(message.payload, JournalEntry) for message in messages]
         own = [entry.number for entry in entries if entry.attempt == record.attempt]
         self._number = max(own, default=-1) + 1
@@ -153,7 +157,8 @@ class Journal:
         except Superseded as moved:
             return await self._own_result(moved.stored)
         try:
-            return await carry_out(shelf, record, revision, result, stands)
+            alone = not self._resumed
+            return await carry_out(shelf, record, revision, result, stands, alone)
         except Superseded as moved:
             return await self._own_result(moved.stored)
         except HeadMoved:
@@ -185,6 +190,10 @@ class Journal:
         sequence = await append_surely(shelf.log, entry, resolve, shelf.patience)
         self._number = number + 1
         return sequence
+
+    def _of_this_life(self, messages: list[Stored]) -> list[Stored]:
+        """Leave out what an earlier task of the same request id left, whose result has expired."""
+        return [each for each in messages if each.sequence > self._record.create_seq]
 
     async def _carry_out_inherited(self) -> None:
         """Carry out what an earlier attempt decided; returns only when that is void."""

@@ -8,8 +8,7 @@ Kinds in a stream, by who reads them:
     cf.<stream>.own.<shard>.head.<pool>.<session>  the session head
     cf.<stream>.own.<shard>.owner                  the owner's mark
     cf.<stream>.log.<shard>.<task>                 the journal
-    cf.<stream>.res.<shard>.<task>                 the result
-    cf.<stream>.req.<shard>.<request id>           the request id's task
+    cf.<stream>.res.<shard>.task.<task>            the result
 """
 
 from __future__ import annotations
@@ -56,10 +55,11 @@ class Layout:
         return f"cf.{self.stream_of(shard)}.log.{shard}.{task}"
 
     def result(self, shard: int, task: str) -> str:
-        return f"cf.{self.stream_of(shard)}.res.{shard}.{task}"
+        return f"cf.{self.stream_of(shard)}.res.{shard}.task.{task}"
 
-    def request(self, shard: int, request_id: str) -> str:
-        return f"cf.{self.stream_of(shard)}.req.{shard}.{request_id}"
+    def task_or_result(self, shard: int, task: str) -> str:
+        """Filter for the task's record and its result, and nothing else."""
+        return f"cf.{self.stream_of(shard)}.*.{shard}.task.{task}"
 
 
 def stream_name(stream: int) -> str:
@@ -72,7 +72,7 @@ def stream_name_of(subject: str) -> str:
 
 
 def kind_of(subject: str) -> str:
-    """Return `task`, `head`, `owner`, `log`, `res` or `req` for a stored subject."""
+    """Return `task`, `head`, `owner`, `log` or `res` for a stored subject."""
     parts = subject.split(".", 5)
     return parts[4] if parts[2] == "own" else parts[2]
 

@@ -19,9 +19,9 @@ class Admission:
         self._answers = Answers()
         self._owner_epochs: dict[int, int] = {}
 
-    def answered(self, task: str, attempt: int) -> tuple[bool, str] | None:
+    def answered(self, task: str, attempt: int, life: int) -> tuple[bool, str] | None:
         """Return (accepted, reason) for an attempt that was answered before, else None."""
-        return self._answers.find(task, attempt)
+        return self._answers.find(task, attempt, life)
 
     def stale(self, record: TaskRecord) -> str:
         """Return why an offer comes from the past, '' if it does not.
@@ -42,13 +42,13 @@ class Admission:
         self._owner_epochs[shard] = epoch
         return ""
 
-    def finished(self, task: str, attempt: int, now: float) -> None:
+    def finished(self, task: str, attempt: int, now: float, life: int) -> None:
         """The attempt was accepted and ended well: whoever asks again hears the same."""
-        self._answers.keep(task, attempt, accepted=True, reason="", now=now)
+        self._answers.keep(task, attempt, accepted=True, reason="", now=now, life=life)
 
-    def deny(self, task: str, attempt: int, reason: str, now: float) -> None:
+    def deny(self, task: str, attempt: int, reason: str, now: float, life: int = 0) -> None:
         """This attempt, and every earlier one of the task, is never taken from now on."""
-        self._answers.keep(task, attempt, accepted=False, reason=reason, now=now)
+        self._answers.keep(task, attempt, accepted=False, reason=reason, now=now, life=life)
 
     def absent(self, held: HeldAttempt, now: float) -> None:
         """An inventory called it absent, so its owner places it anew: never take it later."""

@@ -15,12 +15,15 @@ class _Said:
     accepted: bool
     reason: str
     at: float
+    life: int
 
 
 class Answers:
     """The newest answer about each task that is not held any more, for a quarter of an hour.
 
-    An attempt at or below a denied one is denied too: a late assignment stays refused.
+    An attempt at or below a denied one is denied too: a late assignment stays refused. A
+    task's `life` is the sequence of its create, 0 if unknown: when its result has expired its
+    request id may create it again, and what was said of the life before is void.
     """
 
     def __init__(self) -> None:
@@ -29,21 +32,25 @@ class Answers:
     def __len__(self) -> int:
         return len(self._said)
 
-    def find(self, task: str, attempt: int) -> tuple[bool, str] | None:
+    def find(self, task: str, attempt: int, life: int = 0) -> tuple[bool, str] | None:
         """Return (accepted, reason) for an attempt that was answered or overtaken."""
         said = self._said.get(task)
-        if said is None or said.attempt < attempt:
+        if said is None or said.attempt < attempt or life > said.life > 0:
             return None
         if said.attempt > attempt:
             return False, f"attempt {said.attempt} of the task was here since"
         return said.accepted, said.reason
 
-    def keep(self, task: str, attempt: int, accepted: bool, reason: str, now: float) -> None:
+    def keep(
+        self, task: str, attempt: int, accepted: bool, reason: str, now: float, life: int = 0
+    ) -> None:
         """Remember an answer, unless a newer attempt of the task was answered."""
         known = self._said.get(task)
-        if known is not None and known.attempt > attempt:
-            return
-        self._said[task] = _Said(attempt, accepted, reason, now)
+        if known is not None and not life > known.life > 0:
+            if known.attempt > attempt:
+                return
+            life = life or known.life
+        self._said[task] = _Said(attempt, accepted, reason, now, life)
         self._said.move_to_end(task)
         if len(self._said) > KEPT_MOST:
             self._said.popitem(last=False)

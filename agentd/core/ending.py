@@ -32,6 +32,7 @@ def result_of(
         created_ms=record.created_ms,
         finished_ms=now_ms,
         steps=tuple(_short(step) for step in (*committed, *finish.steps)),
+        digest=record.digest,
     )
 
 

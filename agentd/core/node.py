@@ -156,7 +156,7 @@ class Node:
             reason = f"attempt {held.number} of the task is here"
             yield Answer(AssignAnswer(task, number, accepted=False, reason=reason))
             return
-        said = self._admission.answered(task, number)
+        said = self._admission.answered(task, number, event.item.create_seq)
         if said is not None:
             yield Answer(AssignAnswer(task, number, accepted=said[0], reason=said[1]))
             return
@@ -169,7 +169,7 @@ class Node:
         place = Place(record.pool, record.domain)
         refusal = self._admission.draining or self.places.refusal(place)
         if refusal:
-            self._admission.deny(task, number, refusal, now)
+            self._admission.deny(task, number, refusal, now, event.item.create_seq)
             self._count(record.pool, "refused")
             yield Answer(AssignAnswer(task, number, accepted=False, reason=refusal))
             return
@@ -187,7 +187,7 @@ class Node:
         """Carry on what an earlier agentd of this epoch accepted, unless it is over by now."""
         record = event.item.record
         task, number = record.task, record.attempt
-        said = self._admission.answered(task, number)
+        said = self._admission.answered(task, number, event.item.create_seq)
         over = said is not None or task in self._attempts or self._admission.stale(record)
         if over:
             yield _not_here(event.worker, task, number)
@@ -444,9 +444,10 @@ class Node:
         self.places.release(attempt.place, attempt.worker)
         self._count(attempt.place.pool, outcome)
         if outcome == "finished":
-            self._admission.finished(attempt.task, attempt.number, now)
+            self._admission.finished(attempt.task, attempt.number, now, attempt.item.create_seq)
         else:
-            self._admission.deny(attempt.task, attempt.number, reason, now)
+            life = attempt.item.create_seq
+            self._admission.deny(attempt.task, attempt.number, reason, now, life)
         yield from self._tell_worker(attempt, outcome, reason)
         yield CloseJournal(attempt.task, attempt.number)
 

@@ -25,10 +25,13 @@ _SWEEP_S = 0.5
 _READS_PER_SWEEP = 64
 
 
-class _Follower:
-    __slots__ = ("heard_at", "sink")
+class Follower:
+    """Somebody who follows one task."""
 
-    def __init__(self, sink: Sink, heard_at: float) -> None:
+    __slots__ = ("heard_at", "sink", "task")
+
+    def __init__(self, task: str, sink: Sink, heard_at: float) -> None:
+        self.task = task
         self.sink = sink
         self.heard_at = heard_at
 
@@ -45,7 +48,7 @@ class Followers:
         self._cluster = cluster
         self._background = background
         self._stories = stories
-        self._followers: dict[str, _Follower] = {}
+        self._followers: dict[str, tuple[Follower, ...]] = {}
         self._subscription: Subscription | None = None
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -63,30 +66,41 @@ class Followers:
         await stop(self._sweeper)
         self._followers.clear()
 
-    def follow(self, task: str, sink: Sink) -> None:
-        """Call `sink` with the task's events from now on; one follower a task."""
-        self._followers[task] = _Follower(sink, self._cluster.clock.monotonic())
+    def follow(self, task: str, sink: Sink) -> Follower:
+        """Call `sink` with the task's events from now on."""
+        follower = Follower(task, sink, self._cluster.clock.monotonic())
+        others = self._followers.get(task)
+        self._followers[task] = (follower,) if others is None else (*others, follower)
+        return follower
 
-    def leave(self, task: str) -> None:
+    def leave(self, follower: Follower) -> None:
         """Follow no more. Idempotent."""
-        self._followers.pop(task, None)
+        rest = tuple(
+            each for each in self._followers.get(follower.task, ()) if each is not follower
+        )
+        if rest:
+            self._followers[follower.task] = rest
+        else:
+            self._followers.pop(follower.task, None)
 
     def _heard(self, message: Incoming) -> None:
         task = message.subject.rpartition(".")[2]
-        follower = self._followers.get(task)
-        if follower is None:
+        followers = self._followers.get(task)
+        if followers is None:
             return
         try:
             events = decode(message.payload, EventBatch).events
         except CorruptRecord as error:
             _log.warning("event is not usable", task=task, error=str(error))
             return
-        self._tell(task, follower, events)
+        for follower in followers:
+            self._tell(follower, events)
 
-    def _tell(self, task: str, follower: _Follower, events: Sequence[TaskEvent]) -> None:
+    def _tell(self, follower: Follower, events: Sequence[TaskEvent]) -> None:
         follower.heard_at = self._cluster.clock.monotonic()
-        if any(isinstance(event, TaskFinished) for event in events):
-            self.leave(task)
+        for event in events:
+            if isinstance(event, TaskFinished):
+                self.leave(follower)
         follower.sink(events)
 
     async def _sweep(self) -> None:
@@ -94,22 +108,21 @@ class Followers:
             await asyncio.sleep(_SWEEP_S)
             before = self._cluster.clock.monotonic() - _SILENCE_S
             silent = [
-                (follower.heard_at, task)
-                for task, follower in self._followers.items()
+                follower
+                for followers in self._followers.values()
+                for follower in followers
                 if follower.heard_at < before
             ]
-            silent.sort()
-            await asyncio.gather(*(self._check(task) for _, task in silent[:_READS_PER_SWEEP]))
+            silent.sort(key=lambda follower: follower.heard_at)
+            await asyncio.gather(*(self._check(each) for each in silent[:_READS_PER_SWEEP]))
 
-    async def _check(self, task: str) -> None:
-        follower = self._followers.get(task)
-        if follower is None:
-            return
+    async def _check(self, follower: Follower) -> None:
+        task = follower.task
         follower.heard_at = self._cluster.clock.monotonic()
         try:
             result = await self._stories.result(task)
         except (Unavailable, NotFound) as error:
             _log.debug("silent task not checked", task=task, error=str(error))
             return
-        if result is not None and self._followers.get(task) is follower:
-            self._tell(task, follower, [TaskFinished(task=task, result=result)])
+        if result is not None and follower in self._followers.get(task, ()):
+            self._tell(follower, [TaskFinished(task=task, result=result)])

@@ -115,7 +115,21 @@ def step(found: Step, summary: str = "") -> tasks_pb2.Step:
 
 def event(found: TaskEvent) -> tasks_pb2.TaskEvent:
     """Return one event of a task."""
-    made = tasks_pb2.TaskEvent(task=found.task, at_ms=found.at_ms)
+    made = tasks_pb2.TaskEvent()
+    _fill(made, found)
+    return made
+
+
+def submit_event(request_id: str, found: TaskEvent) -> tasks_pb2.SubmitEvent:
+    """Return one event of a task for the stream on which it was submitted."""
+    made = tasks_pb2.SubmitEvent(request_id=request_id)
+    _fill(made.event, found)
+    return made
+
+
+def _fill(made: tasks_pb2.TaskEvent, found: TaskEvent) -> None:
+    made.task = found.task
+    made.at_ms = found.at_ms
     match found:
         case TaskFinished():
             made.finished.CopyFrom(ended_task(found.result))
@@ -139,7 +153,6 @@ def event(found: TaskEvent) -> tasks_pb2.TaskEvent:
             made.published.step = found.step
             made.published.topic = found.topic
             made.published.data = found.data
-    return made
 
 
 def pool(spec: PoolSpec, revision: int) -> fleet_pb2.Pool:

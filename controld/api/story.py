@@ -51,7 +51,7 @@ class Stories:
             return Story(render.ended_task(result), result)
         record = await self._record(task)
         if record is not None and record.state not in TERMINAL:
-            steps, journaled = await self._journal(task)
+            steps, journaled = await self._journal(task, record.create_seq)
             reason = await self._reason(record)
             return Story(render.live_task(record, steps, reason, journaled), None)
         # It may have ended between the two reads.
@@ -87,8 +87,11 @@ class Stories:
         stored = await self._cluster.log.last(subject, _READ_S)
         return decode(stored.payload, TaskRecord) if stored else None
 
-    async def _journal(self, task: str) -> tuple[tuple[Step, ...], int]:
-        """Return the committed steps in order, and the newest attempt that appended."""
+    async def _journal(self, task: str, create_seq: int) -> tuple[tuple[Step, ...], int]:
+        """Return the committed steps in order, and the newest attempt that appended.
+
+        What lies before the task's create is of an earlier one of the same request id.
+        """
         subject = self._cluster.layout.journal(shard_of_task(task), task)
         newest = await self._cluster.log.last(subject, _READ_S)
         if newest is None:
@@ -101,6 +104,8 @@ class Stories:
             # It ended meanwhile and its journal was rolled up: the result will be read.
             return (), 0
         for message in stored:
+            if message.sequence < create_seq:
+                continue
             entry = decode(message.payload, JournalEntry)
             attempt = max(attempt, entry.attempt)
             steps.update((step.step, step) for step in entry.steps if step.kind != "intent")

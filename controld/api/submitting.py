@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from controld.api import render
-from controld.api.followers import Followers
+from controld.api.followers import Follower, Followers
 from controld.api.refusals import refusal_of
 from controld.api.story import Stories
 from controld.api.watching import Watcher
 from controld.cluster import Cluster
-from controld.intake import Intake, Submission
+from controld.intake import Intake, Outcome, Submission
 from corefleet.errors import CorefleetError
 from corefleet.messages.wire import TaskEvent, TaskFinished
 from corefleet.rpc import tasks_pb2
@@ -20,6 +20,58 @@ _IN_FLIGHT = 256
 _EVENTS_A_MESSAGE = 512
 
 Write = Callable[[tasks_pb2.SubmitEvents], Awaitable[None]]
+
+
+class _Asked:
+    """One submission of a stream, from its coming to its last event."""
+
+    __slots__ = ("early", "follower", "request", "session")
+
+    def __init__(self, session: SubmitSession, request: tasks_pb2.SubmitRequest) -> None:
+        self.session = session
+        self.request = request
+        self.follower: Follower | None = None
+        self.early: list[tasks_pb2.SubmitEvent] | None = []
+        """Events may overtake the answer to the submission itself: they wait for it."""
+
+    def begun(self, task: str) -> None:
+        self.follower = self.session.followers.follow(task, self.hear)
+        self.session.followed.add(self.follower)
+
+    def hear(self, events: Sequence[TaskEvent]) -> None:
+        request_id = self.request.request_id
+        out = self.session.out if self.early is None else self.early
+        for event in events:
+            out.append(render.submit_event(request_id, event))
+            if isinstance(event, TaskFinished) and self.follower is not None:
+                self.session.followed.discard(self.follower)
+        self.session.wake.set()
+
+    def decided(self, outcome: Outcome) -> None:
+        session, request = self.session, self.request
+        early, self.early = self.early or [], None
+        made = tasks_pb2.SubmitEvent(request_id=request.request_id)
+        if isinstance(outcome, CorefleetError):
+            made.refused.CopyFrom(refusal_of(outcome))
+            self.unfollow()
+        else:
+            reply = made.accepted
+            reply.task, reply.session = outcome.task, outcome.session
+            reply.duplicate = outcome.duplicate
+        session.out.append(made)
+        if request.follow and not isinstance(outcome, CorefleetError) and outcome.duplicate:
+            # Its events go to the controld that accepted it first, perhaps another one.
+            self.unfollow()
+            session.watch(request.request_id, outcome.task)
+        else:
+            session.out.extend(early)
+        session.stored()
+
+    def unfollow(self) -> None:
+        follower, self.follower = self.follower, None
+        if follower is not None:
+            self.session.followers.leave(follower)
+            self.session.followed.discard(follower)
 
 
 class SubmitSession:
@@ -35,93 +87,82 @@ class SubmitSession:
         self._cluster = cluster
         self._intake = intake
         self._stories = stories
-        self._followers = followers
-        self._out: list[tasks_pb2.SubmitEvent] = []
-        self._wake = asyncio.Event()
-        self._room = asyncio.Semaphore(_IN_FLIGHT)
-        self._running: set[asyncio.Task[None]] = set()
-        self._followed: set[str] = set()
-        self._early: dict[str, list[tasks_pb2.SubmitEvent]] = {}
+        self.followers = followers
+        self.followed: set[Follower] = set()
+        self.out: list[tasks_pb2.SubmitEvent] = []
+        self.wake = asyncio.Event()
+        self._room = asyncio.Event()
+        self._storing = 0
+        self._watching: set[asyncio.Task[None]] = set()
         self._all_read = False
+        self._over = False
 
     async def serve(self, requests: AsyncIterator[tasks_pb2.SubmitBatch], write: Write) -> None:
         """Return when all that was submitted is answered and all that is followed ended."""
         reader = asyncio.create_task(self._read(requests), name="read a submit stream")
         try:
-            while not (self._all_read and not self._running and not self._followed):
-                await self._wake.wait()
-                self._wake.clear()
+            while not self._done():
+                await self.wake.wait()
+                self.wake.clear()
                 await asyncio.sleep(0)
                 await self._flush(write)
             await self._flush(write)
         finally:
-            for task in list(self._followed):
-                self._followers.leave(task)
-            work = [reader, *self._running]
-            for task_ in work:
-                task_.cancel()
+            self._over = True
+            for follower in list(self.followed):
+                self.followers.leave(follower)
+            work = [reader, *self._watching]
+            for task in work:
+                task.cancel()
             await asyncio.gather(*work, return_exceptions=True)
+
+    def stored(self) -> None:
+        """A submission was decided: its place is free."""
+        self._storing -= 1
+        self._room.set()
+        self.wake.set()
+
+    def watch(self, request_id: str, task: str) -> None:
+        """Follow a task that was accepted before, by whomever."""
+        if self._over:
+            return
+        watching = asyncio.create_task(self._watch(request_id, task))
+        self._watching.add(watching)
+        watching.add_done_callback(self._watched)
+
+    def _done(self) -> bool:
+        return self._all_read and not (self._storing or self._watching or self.followed)
 
     async def _read(self, requests: AsyncIterator[tasks_pb2.SubmitBatch]) -> None:
         try:
             async for batch in requests:
                 for request in batch.requests:
-                    await self._room.acquire()
-                    self._spawn(self._take(request))
+                    while self._storing >= _IN_FLIGHT:
+                        self._room.clear()
+                        await self._room.wait()
+                    self._take(request)
         finally:
             self._all_read = True
-            self._wake.set()
+            self.wake.set()
+
+    def _take(self, request: tasks_pb2.SubmitRequest) -> None:
+        asked = _Asked(self, request)
+        self._storing += 1
+        submission = Submission(
+            pool=request.pool,
+            session=request.session,
+            request_id=request.request_id,
+            input=request.input,
+            deadline_ms=request.deadline_ms,
+            kind=request.kind,
+            tenant=request.tenant,
+        )
+        self._intake.offer(submission, asked.decided, asked.begun if request.follow else None)
 
     async def _flush(self, write: Write) -> None:
-        while self._out:
-            ready, self._out = self._out[:_EVENTS_A_MESSAGE], self._out[_EVENTS_A_MESSAGE:]
+        while self.out:
+            ready, self.out = self.out[:_EVENTS_A_MESSAGE], self.out[_EVENTS_A_MESSAGE:]
             await write(tasks_pb2.SubmitEvents(events=ready))
-
-    async def _take(self, request: tasks_pb2.SubmitRequest) -> None:
-        request_id = request.request_id
-        begun = ""
-
-        def follow(task: str) -> None:
-            nonlocal begun
-            begun = task
-            self._followed.add(task)
-            self._early[task] = []
-            self._followers.follow(task, lambda events: self._pass_on(request_id, task, events))
-
-        try:
-            accepted = await self._intake.submit(
-                Submission(
-                    pool=request.pool,
-                    session=request.session,
-                    request_id=request_id,
-                    input=request.input,
-                    deadline_ms=request.deadline_ms,
-                    kind=request.kind,
-                    tenant=request.tenant,
-                ),
-                follow if request.follow else None,
-            )
-        except CorefleetError as error:
-            self._unfollow(begun)
-            self._send(tasks_pb2.SubmitEvent(request_id=request_id, refused=refusal_of(error)))
-            return
-        finally:
-            self._room.release()
-        reply = tasks_pb2.SubmitReply(
-            task=accepted.task, session=accepted.session, duplicate=accepted.duplicate
-        )
-        self._send(tasks_pb2.SubmitEvent(request_id=request_id, accepted=reply))
-        self._out.extend(self._early.pop(begun, ()))
-        if request.follow and accepted.duplicate:
-            # Its events go to the controld that accepted it first, perhaps another one.
-            self._unfollow(begun)
-            await self._watch(request_id, accepted.task)
-
-    def _unfollow(self, task: str) -> None:
-        if task:
-            self._followers.leave(task)
-            self._followed.discard(task)
-            self._early.pop(task, None)
 
     async def _watch(self, request_id: str, task: str) -> None:
         try:
@@ -130,24 +171,10 @@ class SubmitSession:
         except CorefleetError as error:
             self._send(tasks_pb2.SubmitEvent(request_id=request_id, refused=refusal_of(error)))
 
-    def _pass_on(self, request_id: str, task: str, events: Sequence[TaskEvent]) -> None:
-        # Events may overtake the answer to the submission itself: they wait for it.
-        out = self._early.get(task, self._out)
-        for event in events:
-            if isinstance(event, TaskFinished):
-                self._followed.discard(task)
-            out.append(tasks_pb2.SubmitEvent(request_id=request_id, event=render.event(event)))
-        self._wake.set()
-
     def _send(self, event: tasks_pb2.SubmitEvent) -> None:
-        self._out.append(event)
-        self._wake.set()
+        self.out.append(event)
+        self.wake.set()
 
-    def _spawn(self, work: asyncio._CoroutineLike[None]) -> None:
-        task = asyncio.create_task(work)
-        self._running.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
-        self._wake.set()
+    def _watched(self, task: asyncio.Task[None]) -> None:
+        self._watching.discard(task)
+        self.wake.set()

@@ -161,6 +161,7 @@ class Ending:
             past=final.past,
             created_ms=final.created_ms,
             finished_ms=state.wall_ms,
+            digest=final.digest,
         )
         task.end = EndTask(final, task.revision, result)
         state.clear_timer(task)

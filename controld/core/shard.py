@@ -200,7 +200,7 @@ class ShardCore:
                 self._ending.seen(task, record, revision, shown)
             return
         if task is None:
-            if shown and record.task not in state.ended:
+            if shown and (record.task not in state.ended or _created(record)):
                 self._new(record, revision)
         elif revision > task.revision:
             if task.write is not None and _same(record, task.write):
@@ -327,6 +327,15 @@ class ShardCore:
             self._notices += 1
             when = state.now + state.settings.notice_again_s
             heapq.heappush(self._again, (when, self._notices, task))
+
+
+def _created(record: TaskRecord) -> bool:
+    """Whether a record was never rewritten.
+
+    A task that we remember as ended may be created again by its request id, once its result
+    has expired (rule 4).
+    """
+    return not record.create_seq and not record.attempt and record.ending is None
 
 
 def _finishing(record: TaskRecord, task: Task) -> bool:

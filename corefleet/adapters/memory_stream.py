@@ -22,6 +22,7 @@ class MemoryStream:
         self._messages: dict[int, Stored] = {}
         self._expiries: list[tuple[float, int]] = []
         self._by_subject: dict[str, list[int]] = {}
+        self._by_last_token: dict[str, dict[str, None]] = {}
         self._bytes = 0
         self._watchers: list[Callable[[], None]] = []
 
@@ -72,9 +73,10 @@ class MemoryStream:
         for entry in entries:
             if entry.fence_sequence is not None:
                 subject = entry.fence_subject or entry.subject
-                sequences = self._by_subject.get(subject)
-                found = sequences[-1] if sequences else 0
-                if subject in written or found != entry.fence_sequence:
+                fenced = self._meant_by(subject)
+                found = max((self._by_subject[each][-1] for each in fenced), default=0)
+                mine = subject in written or not written.isdisjoint(fenced)
+                if mine or found != entry.fence_sequence:
                     raise Fenced(
                         f"{entry.subject}: last sequence of {subject} is {found}, "
                         f"not {entry.fence_sequence}"
@@ -84,6 +86,14 @@ class MemoryStream:
         if 0 < self.max_bytes < size:
             raise StoreFull(f"stream {self.name}: {size} bytes; maximum {self.max_bytes}")
 
+    def _meant_by(self, subject: str) -> list[str]:
+        """Return the subjects with messages that a subject, perhaps with `*`, stands for."""
+        tokens = subject.split(".")
+        if "*" not in tokens:
+            return [subject] if subject in self._by_subject else []
+        alike = self._by_last_token.get(tokens[-1], ())
+        return [each for each in alike if subject_matches(tokens, each)]
+
     def _store(self, entry: Entry) -> None:
         if entry.rollup:
             for sequence in list(self._by_subject.get(entry.subject, ())):
@@ -91,7 +101,11 @@ class MemoryStream:
         self.last_sequence += 1
         sequence = self.last_sequence
         self._messages[sequence] = Stored(entry.subject, entry.payload, sequence)
-        self._by_subject.setdefault(entry.subject, []).append(sequence)
+        if entry.subject not in self._by_subject:
+            self._by_subject[entry.subject] = []
+            last = entry.subject.rpartition(".")[2]
+            self._by_last_token.setdefault(last, {})[entry.subject] = None
+        self._by_subject[entry.subject].append(sequence)
         self._bytes += _size(entry.subject, entry.payload)
         if entry.ttl_s:
             heapq.heappush(self._expiries, (self._now() + entry.ttl_s, sequence))
@@ -109,6 +123,10 @@ class MemoryStream:
         sequences.remove(sequence)
         if not sequences:
             del self._by_subject[message.subject]
+            last = message.subject.rpartition(".")[2]
+            del self._by_last_token[last][message.subject]
+            if not self._by_last_token[last]:
+                del self._by_last_token[last]
         self._bytes -= _size(message.subject, message.payload)
 
 

@@ -109,6 +109,8 @@ class TaskRecord(Record, frozen=True):
     failure: Failure | None = None
     ending: Ending | None = None
     """Set while the task is being ended; every rewrite of the record keeps it."""
+    digest: bytes = b""
+    """Of what was asked: tells a repeated submission from another one with its request id."""
 
 
 class Step(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -189,10 +191,12 @@ class ResultRecord(Record, frozen=True):
     created_ms: int = 0
     finished_ms: int = 0
     steps: tuple[Step, ...] = ()
+    digest: bytes = b""
+    """The record's."""
 
 
 class RequestRecord(Record, frozen=True):
-    """Which task a request id made, and a digest of what was asked."""
+    """Which task a request id made. Written no more: ids of tasks are derived instead."""
 
     request_id: str
     task: str

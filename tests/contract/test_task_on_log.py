@@ -10,11 +10,10 @@ import pytest
 from corefleet.bus import Log, Stored
 from corefleet.codec import decode
 from corefleet.errors import AttemptDropped, Conflict
-from corefleet.ids import new_task_id
+from corefleet.ids import task_id_of
 from corefleet.journal import Journal, end_task, place, submit
 from corefleet.messages.records import (
     ClusterSettings,
-    RequestRecord,
     ResultRecord,
     SessionHead,
     Step,
@@ -45,15 +44,16 @@ async def log(request: pytest.FixtureRequest, server: NatsServer) -> AsyncIterat
     await backend.close()
 
 
-def submission(name: str, text: str = "do it") -> tuple[RequestRecord, TaskRecord]:
-    task = new_task_id(SHARD, 1_700_000_000_000, name.encode().ljust(10, b"."))
-    record = TaskRecord(
-        task=task, pool="pool", session=f"s-{name}", request_id=name.split("+")[0], input=text
+def submission(name: str, text: str = "do it", at_ms: int = 1) -> TaskRecord:
+    return TaskRecord(
+        task=task_id_of(SHARD, name),
+        pool="pool",
+        session=f"s-{name}",
+        request_id=name,
+        input=text,
+        created_ms=at_ms,
+        digest=text.encode(),
     )
-    request = RequestRecord(
-        request_id=record.request_id, task=task, session=record.session, digest=text.encode()
-    )
-    return request, record
 
 
 async def placed(log: Log, record: TaskRecord, attempt: int) -> tuple[TaskRecord, int]:
@@ -77,13 +77,13 @@ def result_of(record: TaskRecord, state: str = "done") -> ResultRecord:
 
 
 async def test_accepted_requeued_and_finished(log: Log) -> None:
-    request, record = submission("life")
+    record = submission("life")
     seen = Collected[Stored]()
     follower = await log.follow(0, [LAYOUT.owned(SHARD)], seen)
-    assert await submit(log, LAYOUT, request, record) == (record.task, False)
-    assert await submit(log, LAYOUT, *submission("life+again")) == (record.task, True)
+    assert await submit(log, LAYOUT, record) == (record.task, False)
+    assert await submit(log, LAYOUT, submission("life", at_ms=2)) == (record.task, True)
     with pytest.raises(Conflict):
-        await submit(log, LAYOUT, *submission("life+other", "something else"))
+        await submit(log, LAYOUT, submission("life", "something else"))
 
     old = Journal(log, LAYOUT, *await placed(log, record, 1))
     assert await old.open("n1") == ()
@@ -112,12 +112,13 @@ async def test_accepted_requeued_and_finished(log: Log) -> None:
     messages = await seen.until(ended)
     assert [kind_of(each.subject) for each in messages[-2:]] == ["head", "task"]
     assert await end_task(log, LAYOUT, second, revision, result_of(second, "cancelled")) == result
+    assert await submit(log, LAYOUT, submission("life", at_ms=2)) == (record.task, True)
     await follower.close()
 
 
 async def test_cancelled_before_it_ran(log: Log) -> None:
-    request, record = submission("cancel")
-    await submit(log, LAYOUT, request, record)
+    record = submission("cancel")
+    await submit(log, LAYOUT, record)
     stored = await log.last(LAYOUT.task(SHARD, record.task), CALL_S)
     assert stored is not None
     cancelled = result_of(record, "cancelled")
@@ -128,8 +129,8 @@ async def test_cancelled_before_it_ran(log: Log) -> None:
 
 
 async def test_an_attempt_is_carried_on_by_another_process_of_its_node(log: Log) -> None:
-    request, record = submission("carried")
-    await submit(log, LAYOUT, request, record)
+    record = submission("carried")
+    await submit(log, LAYOUT, record)
     first, revision = await placed(log, record, 1)
     dead = Journal(log, LAYOUT, first, revision)
     steps = tuple(Step(step=n, kind="tool", name="t", result=b"r", attempt=1) for n in range(3))
@@ -152,8 +153,8 @@ async def test_an_attempt_is_carried_on_by_another_process_of_its_node(log: Log)
 async def test_an_end_that_a_dead_process_had_decided_is_carried_out_by_the_next(
     log: Log, with_head: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request, record = submission(f"decided-{with_head}")
-    await submit(log, LAYOUT, request, record)
+    record = submission(f"decided-{with_head}")
+    await submit(log, LAYOUT, record)
     first, revision = await placed(log, record, 1)
     head = SessionHead(pool="pool", session=record.session, version=1, last_task=record.task)
     dead = Journal(log, LAYOUT, first, revision)
@@ -176,8 +177,8 @@ async def test_an_end_that_a_dead_process_had_decided_is_carried_out_by_the_next
 
 
 async def test_an_attempt_that_lost_its_fence_is_not_carried_on(log: Log) -> None:
-    request, record = submission("fenced")
-    await submit(log, LAYOUT, request, record)
+    record = submission("fenced")
+    await submit(log, LAYOUT, record)
     first, revision = await placed(log, record, 1)
     await placed(log, record, 2)
     heir = Journal(log, LAYOUT, first, revision)

@@ -152,7 +152,7 @@ async def test_one_unclear_answer_of_the_log_makes_no_second_task(
         first.log.fault = once  # type: ignore[assignment]
         assert (await finish(client)).output == "hello"
         assert len(node.taken) == 1
-    assert {"req", "task"} <= hit
+    assert {"task"} <= hit
 
 
 async def test_a_lost_end_is_found_by_those_who_follow_and_those_who_watch(

@@ -19,7 +19,6 @@ from corefleet.journal import Journal, Patience, committed_steps, end_task, plac
 from corefleet.messages.records import (
     ClusterSettings,
     Failure,
-    RequestRecord,
     ResultRecord,
     SessionHead,
     Step,
@@ -174,10 +173,6 @@ def task_record(attempt: int = 1, **changes: Any) -> TaskRecord:
         node=f"n{attempt}" if attempt else "",
     )
     return msgspec.structs.replace(record, **changes)
-
-
-def request_record(task: str = TASK, digest: bytes = b"same") -> RequestRecord:
-    return RequestRecord(request_id="r1", task=task, session="session", digest=digest)
 
 
 def result_of(record: TaskRecord, steps: tuple[Step, ...] = (), **changes: Any) -> ResultRecord:

@@ -32,7 +32,6 @@ def stored(layout: Layout, shard: int) -> dict[str, str]:
         "owner": layout.owner(shard),
         "log": layout.journal(shard, TASK),
         "res": layout.result(shard, TASK),
-        "req": layout.request(shard, "r-1"),
     }
 
 

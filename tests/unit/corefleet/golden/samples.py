@@ -164,6 +164,7 @@ _record = TaskRecord(
     yields=1,
     failure=_failure,
     ending=_ending,
+    digest=bytes(range(4)),
 )
 _head = SessionHead(
     pool="support",
@@ -190,6 +191,7 @@ _result = ResultRecord(
     created_ms=NOW_MS,
     finished_ms=NOW_MS + 2000,
     steps=(_step,),
+    digest=bytes(range(4)),
 )
 _tool = ToolSpec(name="pay", source="shop.tools:pay", at_most_once=True, timeout_s=5.5)
 _pool = PoolSpec(
