@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Protocol
 
 import structlog
@@ -178,7 +179,7 @@ class Attempts:
             case Answer(answer=answer):
                 self._answers.append(answer)
             case FinishJournal():
-                self._background.spawn(self._finish(action))
+                self._finish(action)
             case AppendJournal():
                 self._background.spawn(self._append(action))
             case PublishEvents(origin=origin, task=task, events=told):
@@ -227,6 +228,7 @@ class Attempts:
                 return JournalFinished(record.task, record.attempt)
             return JournalOpened(record.task, record.attempt, steps)
 
+        self._writing += 1
         await self._write(record, work())
 
     async def _append(self, action: AppendJournal) -> None:
@@ -236,34 +238,48 @@ class Attempts:
             await self._journal(action.item).append(action.steps)
             return JournalAppended(record.task, record.attempt)
 
+        self._writing += 1
         await self._write(record, work())
 
-    async def _finish(self, action: FinishJournal) -> None:
+    def _finish(self, action: FinishJournal) -> None:
         item = action.item
         record = item.record
+        journal = self._journal(item)
+        result = result_of(item, action.finish, action.steps, self._clock.wall_ms())
+        head = head_of(item, action.finish)
+        over = JournalFinished(record.task, record.attempt)
+        told = False
 
-        async def work() -> NodeEvent:
-            result = result_of(item, action.finish, action.steps, self._clock.wall_ms())
-            head = head_of(item, action.finish)
-            told: list[ResultRecord] = []
+        def stands(final: ResultRecord) -> None:
+            # Told even if the attempt was dropped meanwhile: the task has ended, and so.
+            nonlocal told
+            told = True
+            self._tell_finished(record, final, action.finish.events)
 
-            def stands(final: ResultRecord) -> None:
-                # Told even if the attempt was dropped meanwhile: the task has ended, and so.
-                told.append(final)
-                self._tell_finished(record, final, action.finish.events)
-
-            final = await self._journal(item).finish(result, head, item.head_revision, stands)
+        async def work(end: Callable[[], Coroutine[Any, Any, ResultRecord]]) -> NodeEvent:
+            final = await end()
             if not told:
                 stands(final)
-            return JournalFinished(record.task, record.attempt)
+            return over
 
-        await self._write(record, work())
+        def done(rest: Callable[[], Coroutine[Any, Any, ResultRecord]] | None) -> None:
+            if rest is not None:
+                self._background.spawn(self._write(record, work(rest)))
+                return
+            self._wrote()
+            self.feed(over)
+
+        self._writing += 1
+        if head is None:
+            journal.finish_soon(result, stands, done)
+        else:
+            end = partial(journal.finish, result, head, item.head_revision, stands)
+            self._background.spawn(self._write(record, work(end)))
 
     async def _write(self, record: TaskRecord, work: Coroutine[Any, Any, NodeEvent]) -> None:
-        """Do `work` on the journal, and tell the core how it went."""
+        """Do `work` on the journal, counted as being written, and tell the core how it went."""
         task, attempt = record.task, record.attempt
         event: NodeEvent
-        self._writing += 1
         try:
             event = await work
         except (Fenced, AttemptDropped, NotFound) as error:
@@ -273,13 +289,16 @@ class Attempts:
         except Unavailable as error:
             event = CannotGoOn(task, attempt, str(error))
         finally:
-            self._writing -= 1
-            self._written.set()
+            self._wrote()
         if not isinstance(event, JournalAppended | JournalFinished | JournalOpened):
             _log.warning(
                 "Journal not written", task=task, attempt=attempt, outcome=type(event).__name__
             )
         self.feed(event)
+
+    def _wrote(self) -> None:
+        self._writing -= 1
+        self._written.set()
 
     def _journal(self, item: Assignment) -> Journal:
         key = (item.record.task, item.record.attempt)

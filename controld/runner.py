@@ -38,10 +38,12 @@ from controld.core.shard_io import (
     WriteUnavailable,
 )
 from controld.gauges import Gauges
+from corefleet.acceptance import rewrite
 from corefleet.background import Background
 from corefleet.bus import Entry, Follower, Incoming, Stored, Subscription
 from corefleet.codec import decode, encode
 from corefleet.errors import (
+    CorefleetError,
     CorruptRecord,
     Fenced,
     IllegalTransition,
@@ -267,7 +269,7 @@ class ShardRunner:
     def _carry_out(self, action: Action) -> None:
         match action:
             case WriteRecord():
-                self._on.background.spawn(self._write(action))
+                self._write(action)
             case SendAssignment():
                 self._on.assigner.offer(action.node, action.assignment, self.handle)
             case Notify():
@@ -290,12 +292,30 @@ class ShardRunner:
             case ReadRecord():
                 self._on.background.spawn(self._read(action.task))
 
-    async def _write(self, action: WriteRecord) -> None:
+    def _write(self, action: WriteRecord) -> None:
+        """Write with nobody waiting; only an answer that is not plain makes a task of it."""
+        cluster = self._cluster
+
+        def answered(outcome: int | CorefleetError) -> None:
+            if isinstance(outcome, CorefleetError):
+                self._on.background.spawn(self._write_surely(action, outcome))
+            else:
+                self._written(action, outcome)
+
+        entry = rewrite(cluster.layout, action.record, action.expected)
+        cluster.log.append_soon(entry, _WRITE_S, answered)
+
+    def _written(self, action: WriteRecord, revision: int) -> None:
         record = action.record
+        self._count_written(action)
+        self.handle(RecordWritten(record.task, record.attempt, revision))
+
+    async def _write_surely(self, action: WriteRecord, first: CorefleetError | None) -> None:
+        record, cluster = action.record, self._cluster
         while True:
             try:
                 revision = await place(
-                    self._cluster.log, self._cluster.layout, record, action.expected
+                    cluster.log, cluster.layout, record, action.expected, first=first
                 )
             except Fenced:
                 self._on.gauges.lost_races().inc()
@@ -309,9 +329,9 @@ class ShardRunner:
                 if self._halted:
                     return
                 _log.warning("record not written yet", task=record.task, error=str(error))
+                first = error
                 continue
-            self._count_written(action)
-            self.handle(RecordWritten(record.task, record.attempt, revision))
+            self._written(action, revision)
             return
 
     def _count_written(self, action: WriteRecord) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from corefleet.bus import Entry, Log
 from corefleet.codec import decode, encode
 from corefleet.ending import Superseded, shelf_of
-from corefleet.errors import Conflict, Fenced, StoreFull, Unavailable
+from corefleet.errors import Conflict, CorefleetError, Fenced, StoreFull, Unavailable
 from corefleet.ids import shard_of_task
 from corefleet.messages.records import ResultRecord, TaskRecord
 from corefleet.subjects import Layout
@@ -48,6 +48,12 @@ def creation(layout: Layout, record: TaskRecord) -> Entry:
         fence_sequence=0,
         fence_subject=layout.task_or_result(shard, record.task),
     )
+
+
+def rewrite(layout: Layout, record: TaskRecord, revision: int) -> Entry:
+    """Return what replaces the record if its sequence is still `revision`."""
+    subject = layout.task(shard_of_task(record.task), record.task)
+    return Entry(subject, encode(record), fence_sequence=revision, rollup=True)
 
 
 async def find_out(
@@ -97,15 +103,21 @@ def _made_by(record: TaskRecord, standing: TaskRecord | ResultRecord) -> bool:
 
 
 async def place(
-    log: Log, layout: Layout, record: TaskRecord, revision: int, patience: Patience | None = None
+    log: Log,
+    layout: Layout,
+    record: TaskRecord,
+    revision: int,
+    patience: Patience | None = None,
+    first: CorefleetError | None = None,
 ) -> int:
     """Rewrite a record whose sequence is `revision`; return its new sequence.
 
-    Places or requeues: either fences the attempt before. Raises Fenced when somebody
+    Places or requeues: either fences the attempt before. `first` is what an append of the
+    `rewrite` came to that is over already. Raises Fenced when somebody
     else rewrote it first, Unavailable when that stays unclear.
     """
     shelf = shelf_of(log, layout, record.task, patience or Patience())
-    entry = Entry(shelf.record, encode(record), fence_sequence=revision, rollup=True)
+    entry = rewrite(layout, record, revision)
 
     async def resolve() -> int | None:
         stored = await shelf.last(shelf.record)
@@ -116,7 +128,7 @@ async def place(
         raise Superseded(stored)
 
     try:
-        return await append_surely(log, entry, resolve, shelf.patience, wait_for_room=False)
+        return await append_surely(log, entry, resolve, shelf.patience, False, first)
     except Superseded as moved:
         now_at = moved.stored.sequence if moved.stored is not None else "gone"
         raise Fenced(f"{record.task}: the record is not at {revision} but {now_at}") from None

@@ -15,14 +15,16 @@ task, and whoever holds the task later finds it before doing anything else.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import msgspec
 
 from corefleet.bus import Entry, Log, Stored
 from corefleet.codec import decode, encode
-from corefleet.errors import Fenced, NotFound
+from corefleet.errors import CorefleetError, Fenced, NotFound
 from corefleet.ids import ShardId, shard_of_task
 from corefleet.messages.records import (
     TERMINAL,
@@ -142,18 +144,14 @@ async def settle(
     result: ResultRecord,
     ending: Ending,
     stands: Stands,
+    first: CorefleetError | None = None,
 ) -> None:
     """End a task whose session's head stays as it was; `ending` is that of `result`.
 
-    Raises Superseded and Unavailable.
+    `first` is what an append of the result came to that is over already. Raises Superseded
+    and Unavailable.
     """
-    entry = Entry(
-        shelf.result,
-        ending.result,
-        fence_sequence=revision,
-        fence_subject=shelf.record,
-        ttl_s=record.result_ttl_s + RESULT_SLACK_S,
-    )
+    entry = _settling(shelf, record, revision, ending)
 
     async def resolve() -> int | None:
         found = await shelf.last(shelf.result)
@@ -164,9 +162,57 @@ async def settle(
             return None
         raise Superseded(stored)
 
-    await append_surely(shelf.log, entry, resolve, shelf.patience)
+    await append_surely(shelf.log, entry, resolve, shelf.patience, first=first)
     stands(result)
     await _close(shelf, record, revision, ending, result)
+
+
+def settle_soon(
+    shelf: Shelf,
+    record: TaskRecord,
+    revision: int,
+    result: ResultRecord,
+    ending: Ending,
+    stands: Stands,
+    done: Callable[[Callable[[], Coroutine[Any, Any, None]] | None], None],
+) -> None:
+    """Do as `settle` does, with nobody waiting as long as every answer is plain.
+
+    `done` is called with None when all is written, else with what does the rest.
+    """
+    log, call_s = shelf.log, shelf.patience.call_s
+
+    def settled(outcome: int | CorefleetError) -> None:
+        if isinstance(outcome, CorefleetError):
+            done(partial(settle, shelf, record, revision, result, ending, stands, outcome))
+            return
+        stands(result)
+        if ending.journaled:
+            log.append_soon(_closing(shelf, record, revision, ending, result), call_s, closed)
+        else:
+            closed(0)
+
+    def closed(outcome: int | CorefleetError) -> None:
+        if isinstance(outcome, CorefleetError):
+            done(rest)
+        else:
+            log.append_soon(_terminal(shelf, record, revision, ending), call_s, ended)
+
+    def ended(outcome: int | CorefleetError) -> None:
+        done(rest if isinstance(outcome, CorefleetError) else None)
+
+    rest = partial(_close, shelf, record, revision, ending, result)
+    log.append_soon(_settling(shelf, record, revision, ending), call_s, settled)
+
+
+def _settling(shelf: Shelf, record: TaskRecord, revision: int, ending: Ending) -> Entry:
+    return Entry(
+        shelf.result,
+        ending.result,
+        fence_sequence=revision,
+        fence_subject=shelf.record,
+        ttl_s=record.result_ttl_s + RESULT_SLACK_S,
+    )
 
 
 async def settled(shelf: Shelf, record: TaskRecord, revision: int) -> ResultRecord | None:
@@ -301,9 +347,9 @@ async def _write_result(
     return other
 
 
-async def _write_journal(
+def _closing(
     shelf: Shelf, record: TaskRecord, revision: int, ending: Ending, result: ResultRecord
-) -> None:
+) -> Entry:
     finish = JournalEntry(
         task=record.task,
         attempt=result.attempt,
@@ -311,7 +357,7 @@ async def _write_journal(
         steps=result.steps,
         finish=True,
     )
-    entry = Entry(
+    return Entry(
         shelf.journal,
         encode(finish),
         fence_sequence=revision,
@@ -319,6 +365,25 @@ async def _write_journal(
         rollup=True,
         ttl_s=record.result_ttl_s,
     )
+
+
+def _terminal(shelf: Shelf, record: TaskRecord, revision: int, ending: Ending) -> Entry:
+    terminal = msgspec.structs.replace(
+        record, state=ending.state, failure=ending.failure, ending=None, input=""
+    )
+    return Entry(
+        shelf.record,
+        encode(terminal),
+        fence_sequence=revision,
+        rollup=True,
+        ttl_s=TERMINAL_TTL_S,
+    )
+
+
+async def _write_journal(
+    shelf: Shelf, record: TaskRecord, revision: int, ending: Ending, result: ResultRecord
+) -> None:
+    entry = _closing(shelf, record, revision, ending, result)
 
     async def resolve() -> int | None:
         stored = await shelf.last(shelf.record)
@@ -330,16 +395,7 @@ async def _write_journal(
 
 
 async def _write_terminal(shelf: Shelf, record: TaskRecord, revision: int, ending: Ending) -> None:
-    terminal = msgspec.structs.replace(
-        record, state=ending.state, failure=ending.failure, ending=None, input=""
-    )
-    entry = Entry(
-        shelf.record,
-        encode(terminal),
-        fence_sequence=revision,
-        rollup=True,
-        ttl_s=TERMINAL_TTL_S,
-    )
+    entry = _terminal(shelf, record, revision, ending)
 
     async def resolve() -> int | None:
         stored = await shelf.last(shelf.record)

@@ -8,6 +8,10 @@ copy is the same bytes, and reading drops it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
 import msgspec
 
 from corefleet.acceptance import place, submit
@@ -22,11 +26,13 @@ from corefleet.ending import (
     end_task,
     ending_of,
     settle,
+    settle_soon,
     settled,
     shelf_of,
 )
 from corefleet.errors import AttemptDropped, CorruptRecord, Fenced, NotFound
 from corefleet.messages.records import (
+    Ending,
     JournalEntry,
     ResultRecord,
     SessionHead,
@@ -141,10 +147,8 @@ class Journal:
         None leaves it as it is. `stands` is called as soon as nothing can change the
         result any more: watchers need not wait for the rest of the end.
         """
-        trace = tuple(msgspec.structs.replace(step, result=b"") for step in result.steps)
-        result = msgspec.structs.replace(result, steps=trace)
-        journaled = self._number > 0 or self._record.attempt > 1
-        ending = ending_of(result, head, head_revision, self._number, journaled)
+        result = _traced(result)
+        ending = self._ending(result, head, head_revision)
         shelf = self._shelf
         if head is None:
             try:
@@ -164,6 +168,40 @@ class Journal:
         except HeadMoved:
             await self._take_back(record, revision)
             raise self._dropped("its session's head is another one by now") from None
+
+    def finish_soon(
+        self,
+        result: ResultRecord,
+        stands: Stands,
+        done: Callable[[Callable[[], Coroutine[Any, Any, ResultRecord]] | None], None],
+    ) -> None:
+        """Do as `finish` does for a task that leaves its session's head, with nobody waiting.
+
+        `done` is called once, later: with None when `result` is the task's and all is
+        written, else with what goes on as `finish` does and returns or raises the same.
+        """
+        result = _traced(result)
+        ending = self._ending(result)
+
+        def settled(rest: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
+            done(None if rest is None else partial(self._settle_rest, rest, result))
+
+        settle_soon(self._shelf, self._record, self._revision, result, ending, stands, settled)
+
+    async def _settle_rest(
+        self, rest: Callable[[], Coroutine[Any, Any, None]], result: ResultRecord
+    ) -> ResultRecord:
+        try:
+            await rest()
+        except Superseded as moved:
+            return await self._own_result(moved.stored)
+        return result
+
+    def _ending(
+        self, result: ResultRecord, head: SessionHead | None = None, head_revision: int = 0
+    ) -> Ending:
+        journaled = self._number > 0 or self._record.attempt > 1
+        return ending_of(result, head, head_revision, self._number, journaled)
 
     async def _append(self, steps: tuple[Step, ...]) -> int:
         shelf = self._shelf
@@ -254,6 +292,14 @@ class Journal:
 
     def _dropped(self, reason: str) -> AttemptDropped:
         return AttemptDropped(f"{self._record.task}: attempt {self._record.attempt}: {reason}")
+
+
+def _traced(result: ResultRecord) -> ResultRecord:
+    """Leave out of a result's trace what the steps returned."""
+    if not any(step.result for step in result.steps):
+        return result
+    trace = tuple(msgspec.structs.replace(step, result=b"") for step in result.steps)
+    return msgspec.structs.replace(result, steps=trace)
 
 
 def committed_steps(messages: list[Stored]) -> tuple[Step, ...]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from corefleet.bus import Entry, Log
-from corefleet.errors import Fenced, StoreFull, Unavailable
+from corefleet.errors import CorefleetError, Fenced, StoreFull, Unavailable
 
 T = TypeVar("T")
 
@@ -55,8 +55,11 @@ async def append_surely(
     resolve: Callable[[], Awaitable[int | None]],
     patience: Patience,
     wait_for_room: bool = True,
+    first: CorefleetError | None = None,
 ) -> int:
     """Append `entry`, and the identical one again if need be; return its sequence.
+
+    `first` is what an append of it came to that is over already.
 
     After an unclear answer `resolve` reads from the stream's leader and returns the
     sequence if the entry (or what stands for it) is there, None if it is not and may
@@ -65,6 +68,8 @@ async def append_surely(
     StoreFull at once when the first answer says so: then nothing was stored.
     """
     try:
+        if first is not None:
+            raise first
         return await log.append(entry, patience.call_s)
     except (Fenced, Unavailable) as error:
         if isinstance(error, StoreFull) and not wait_for_room:

@@ -41,6 +41,8 @@ class FleetPlan:
     engine: dict[str, int] = field(default_factory=dict)
     controld: str = ""
     """More lines of each controld's TOML."""
+    monitor_nats: bool = False
+    """NATS serves its counters on `LocalFleet.nats_monitor`, on this machine only."""
 
 
 class LocalFleet:
@@ -57,6 +59,7 @@ class LocalFleet:
         self.controlds: dict[str, Child] = {}
         self.nodes: dict[str, Child] = {}
         self.nats_url = ""
+        self.nats_monitor = ""
         self._ports: dict[str, int] = {}
         self.etcd_endpoint = ""
         self._report = report
@@ -183,9 +186,14 @@ class LocalFleet:
     async def _start_nats(self) -> None:
         port = free_port()
         self.nats_url = f"nats://127.0.0.1:{port}"
+        monitor = ""
+        if self.plan.monitor_nats:
+            address = f"127.0.0.1:{free_port()}"
+            self.nats_monitor = f"http://{address}"
+            monitor = f'http: "{address}"\n'
         self._config_file(
             "nats.conf",
-            f"host: 127.0.0.1\nport: {port}\nmax_payload: 8MB\n"
+            f"host: 127.0.0.1\nport: {port}\nmax_payload: 8MB\n{monitor}"
             f"jetstream {{ store_dir: {json.dumps(str(self.plan.data / 'nats'))} }}\n",
         )
         await self._run_nats()

@@ -1,4 +1,4 @@
-"""python -m tools.bench NAME [--quick] [--peer PEER]
+"""python -m tools.bench NAME [--quick] [--peer PEER] [--profile]
 
 Progress goes to stderr; the last line of stdout is one JSON object:
 {"bench": ..., "results": {...}, "peer": {...} or null, "machine": {...}, "commit": ...}
@@ -30,11 +30,16 @@ BENCHES = {
 @click.option("--quick", is_flag=True, help="End within 50 s.")
 @click.option("--peer", default="", help="noop: ray; step: langgraph; regulator: static.")
 @click.option("--machines", default="", help="discover: a folder of recorded machines, too.")
-def main(name: str, quick: bool, peer: str, machines: str) -> None:
+@click.option("--profile", is_flag=True, help="noop: say which functions take the time.")
+def main(name: str, quick: bool, peer: str, machines: str, profile: bool) -> None:
     """Run one benchmark."""
     if machines and name != "discover":
         raise click.UsageError("--machines is for discover")
-    more = {"machines": machines} if machines else {}
+    if profile and name != "noop":
+        raise click.UsageError("--profile is for noop")
+    more: dict[str, object] = {"machines": machines} if machines else {}
+    if profile:
+        more["profile"] = True
     measured = import_module(f"tools.bench.{name}").run(quick=quick, peer=peer, **more)
     print(
         json.dumps(

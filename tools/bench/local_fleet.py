@@ -50,7 +50,7 @@ async def running_fleet(
     with tempfile.TemporaryDirectory(prefix="corefleet-bench-") as scratch:
         plan = FleetPlan(
             data=Path(scratch), nodes=nodes, controlds=controlds, port=0, pools=pools,
-            models=models, log_level="warning",
+            models=models, log_level="warning", monitor_nats=True,
         )  # fmt: skip
         async with LocalFleet(plan, report=progress) as fleet:
             yield fleet

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
+import urllib.request
 from collections.abc import AsyncIterator
+from typing import Any, cast
 
 import psutil
 import uvloop
@@ -14,16 +17,25 @@ from corefleet.client import Client
 from corefleet.rpc import tasks_pb2
 from tools.bench.local_fleet import NOOP, running_fleet
 from tools.bench.machine import Measured, percentile, progress
+from tools.bench.profile import sample, top_lines
 
 IN_FLIGHT = 512
 SESSIONS = 1024
+_PROFILED_S = 8
+_PROFILE_LINES = 20
 
 
-def run(*, quick: bool, peer: str) -> Measured:
-    """Measure; `peer` may be `ray`, which runs between our own rounds."""
+def run(*, quick: bool, peer: str, profile: bool = False) -> Measured:
+    """Measure; `peer` may be `ray`, which runs between our own rounds.
+
+    With `profile` one more round runs under py-spy, and says where the time goes.
+    """
     if peer not in ("", "ray"):
         raise SystemExit(f"noop: peer {peer!r} is not known; expected ray")
-    return uvloop.run(_run(quick, peer))
+    measured = uvloop.run(_run(quick, peer))
+    if profile:
+        uvloop.run(_profile())
+    return measured
 
 
 async def _run(quick: bool, peer: str) -> Measured:
@@ -33,10 +45,11 @@ async def _run(quick: bool, peer: str) -> Measured:
     for number in range(rounds):
         async with running_fleet((NOOP,)) as fleet, fleet.client() as client:
             await _throughput(client, 500, f"warm{number}")
-            before = _cpu_seconds(fleet)
+            before, counted = _cpu_seconds(fleet), await _nats_counts(fleet)
             ours.append(
                 await _throughput(client, tasks, f"r{number}")
-                | await _cpu_per_task(fleet, before, tasks)
+                | _cpu_per_task(fleet, before, tasks)
+                | _per_task(await _nats_counts(fleet), counted, tasks)
                 | await _latency(client, singles)
             )
             progress(f"round {number + 1}: {ours[-1]}")
@@ -105,14 +118,49 @@ def _cpu_seconds(fleet: LocalFleet) -> dict[str, float]:
     return spent
 
 
-async def _cpu_per_task(
-    fleet: LocalFleet, before: dict[str, float], tasks: int
-) -> dict[str, float]:
+def _cpu_per_task(fleet: LocalFleet, before: dict[str, float], tasks: int) -> dict[str, float]:
     after = _cpu_seconds(fleet)
+    spent = {kind: after[kind] - before.get(kind, 0.0) for kind in sorted(after)}
+    spent["all"] = sum(spent.values())
     return {
-        f"{kind}_cpu_us_per_task": round((after[kind] - before.get(kind, 0.0)) / tasks * 1e6, 1)
-        for kind in sorted(after)
+        f"{kind}_cpu_us_per_task": round(seconds / tasks * 1e6, 1)
+        for kind, seconds in spent.items()
     }
+
+
+async def _nats_counts(fleet: LocalFleet) -> dict[str, int]:
+    """Messages in and out of the NATS server so far, and those stored in all streams."""
+
+    def ask(path: str) -> dict[str, Any]:
+        with urllib.request.urlopen(f"{fleet.nats_monitor}/{path}", timeout=5) as answer:
+            return cast(dict[str, Any], json.load(answer))
+
+    server = await asyncio.to_thread(ask, "varz")
+    stored = await asyncio.to_thread(ask, "jsz?streams=true")
+    streams = [each for account in stored["account_details"] for each in account["stream_detail"]]
+    return {
+        "nats_in": int(server["in_msgs"]),
+        "nats_out": int(server["out_msgs"]),
+        "writes": sum(int(stream["state"]["last_seq"]) for stream in streams),
+    }
+
+
+def _per_task(after: dict[str, int], before: dict[str, int], tasks: int) -> dict[str, float]:
+    return {f"{key}_per_task": round((after[key] - before[key]) / tasks, 2) for key in after}
+
+
+async def _profile() -> None:
+    async with running_fleet((NOOP,)) as fleet, fleet.client() as client:
+        await _throughput(client, 500, "warm")
+        processes = {f"controld {name}": child.pid for name, child in fleet.controlds.items()}
+        processes |= {f"agentd {name}": child.pid for name, child in fleet.nodes.items()}
+        sampling = asyncio.create_task(sample(processes, _PROFILED_S))
+        while not sampling.done():
+            await _throughput(client, 1000, "profiled")
+        for name, stacks in (await sampling).items():
+            progress(f"{name}: {sum(stacks.values())} samples")
+            for line in top_lines(stacks, _PROFILE_LINES):
+                progress(f"  {line}")
 
 
 def _median(rounds: list[dict[str, float]]) -> dict[str, float]:
