@@ -47,22 +47,30 @@ STATES: dict[str, tasks_pb2.TaskState] = {
 
 def ended_task(result: ResultRecord) -> tasks_pb2.Task:
     """Return the task that ended as `result` says."""
-    return tasks_pb2.Task(
-        task=result.task,
-        pool=result.pool,
-        session=result.session,
-        request_id=result.request_id,
-        state=STATES[result.state],
-        attempt=result.attempt,
-        node=result.node,
-        domain=result.domain,
-        created_ms=result.created_ms,
-        finished_ms=result.finished_ms,
-        output=result.output,
-        failure=failure(result.failure),
-        reason=result.why,
-        steps=[step(each) for each in result.steps if each.kind not in _INNER],
-    )
+    made = tasks_pb2.Task()
+    _fill_ended(made, result)
+    return made
+
+
+def _fill_ended(made: tasks_pb2.Task, result: ResultRecord) -> None:
+    """Write into a message that is part of another one: copying it costs more than making it."""
+    made.task = result.task
+    made.pool = result.pool
+    made.session = result.session
+    made.request_id = result.request_id
+    made.state = STATES[result.state]
+    made.attempt = result.attempt
+    made.node = result.node
+    made.domain = result.domain
+    made.created_ms = result.created_ms
+    made.finished_ms = result.finished_ms
+    made.output = result.output
+    made.reason = result.why
+    if result.failure is not None:
+        made.failure.code = result.failure.code
+        made.failure.message = result.failure.message
+    if result.steps:
+        made.steps.extend(step(each) for each in result.steps if each.kind not in _INNER)
 
 
 def live_task(
@@ -116,23 +124,17 @@ def step(found: Step, summary: str = "") -> tasks_pb2.Step:
 def event(found: TaskEvent) -> tasks_pb2.TaskEvent:
     """Return one event of a task."""
     made = tasks_pb2.TaskEvent()
-    _fill(made, found)
+    fill_event(made, found)
     return made
 
 
-def submit_event(request_id: str, found: TaskEvent) -> tasks_pb2.SubmitEvent:
-    """Return one event of a task for the stream on which it was submitted."""
-    made = tasks_pb2.SubmitEvent(request_id=request_id)
-    _fill(made.event, found)
-    return made
-
-
-def _fill(made: tasks_pb2.TaskEvent, found: TaskEvent) -> None:
+def fill_event(made: tasks_pb2.TaskEvent, found: TaskEvent) -> None:
+    """Write one event of a task into a message that is part of another one."""
     made.task = found.task
     made.at_ms = found.at_ms
     match found:
         case TaskFinished():
-            made.finished.CopyFrom(ended_task(found.result))
+            _fill_ended(made.finished, found.result)
         case TokenText():
             made.token.step = found.step
             made.token.text = found.text

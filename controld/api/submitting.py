@@ -31,7 +31,7 @@ class _Asked:
         self.session = session
         self.request = request
         self.follower: Follower | None = None
-        self.early: list[tasks_pb2.SubmitEvent] | None = []
+        self.early: list[TaskEvent] | None = []
         """Events may overtake the answer to the submission itself: they wait for it."""
 
     def begun(self, task: str) -> None:
@@ -39,18 +39,22 @@ class _Asked:
         self.session.followed.add(self.follower)
 
     def hear(self, events: Sequence[TaskEvent]) -> None:
-        request_id = self.request.request_id
-        out = self.session.out if self.early is None else self.early
+        if self.early is not None:
+            self.early.extend(events)
+        else:
+            self.pass_on(events)
+
+    def pass_on(self, events: Sequence[TaskEvent]) -> None:
+        session, request_id = self.session, self.request.request_id
         for event in events:
-            out.append(render.submit_event(request_id, event))
+            render.fill_event(session.answer(request_id).event, event)
             if isinstance(event, TaskFinished) and self.follower is not None:
-                self.session.followed.discard(self.follower)
-        self.session.wake.set()
+                session.followed.discard(self.follower)
 
     def decided(self, outcome: Outcome) -> None:
         session, request = self.session, self.request
         early, self.early = self.early or [], None
-        made = tasks_pb2.SubmitEvent(request_id=request.request_id)
+        made = session.answer(request.request_id)
         if isinstance(outcome, CorefleetError):
             made.refused.CopyFrom(refusal_of(outcome))
             self.unfollow()
@@ -58,13 +62,12 @@ class _Asked:
             reply = made.accepted
             reply.task, reply.session = outcome.task, outcome.session
             reply.duplicate = outcome.duplicate
-        session.out.append(made)
-        if request.follow and not isinstance(outcome, CorefleetError) and outcome.duplicate:
-            # Its events go to the controld that accepted it first, perhaps another one.
-            self.unfollow()
-            session.watch(request.request_id, outcome.task)
-        else:
-            session.out.extend(early)
+            if not (request.follow and outcome.duplicate):
+                self.pass_on(early)
+            else:
+                # Its events go to the controld that accepted it first, perhaps another one.
+                self.unfollow()
+                session.watch(request.request_id, outcome.task)
         session.stored()
 
     def unfollow(self) -> None:
@@ -89,8 +92,8 @@ class SubmitSession:
         self._stories = stories
         self.followers = followers
         self.followed: set[Follower] = set()
-        self.out: list[tasks_pb2.SubmitEvent] = []
-        self.wake = asyncio.Event()
+        self._out: list[tasks_pb2.SubmitEvents] = []
+        self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._storing = 0
         self._watching: set[asyncio.Task[None]] = set()
@@ -102,8 +105,8 @@ class SubmitSession:
         reader = asyncio.create_task(self._read(requests), name="read a submit stream")
         try:
             while not self._done():
-                await self.wake.wait()
-                self.wake.clear()
+                await self._wake.wait()
+                self._wake.clear()
                 await asyncio.sleep(0)
                 await self._flush(write)
             await self._flush(write)
@@ -116,11 +119,21 @@ class SubmitSession:
                 task.cancel()
             await asyncio.gather(*work, return_exceptions=True)
 
+    def answer(self, request_id: str) -> tasks_pb2.SubmitEvent:
+        """Return a new part of what is sent next, to be filled in at once."""
+        out = self._out
+        if not out or len(out[-1].events) >= _EVENTS_A_MESSAGE:
+            out.append(tasks_pb2.SubmitEvents())
+        self._wake.set()
+        made = out[-1].events.add()
+        made.request_id = request_id
+        return made
+
     def stored(self) -> None:
         """A submission was decided: its place is free."""
         self._storing -= 1
         self._room.set()
-        self.wake.set()
+        self._wake.set()
 
     def watch(self, request_id: str, task: str) -> None:
         """Follow a task that was accepted before, by whomever."""
@@ -143,7 +156,7 @@ class SubmitSession:
                     self._take(request)
         finally:
             self._all_read = True
-            self.wake.set()
+            self._wake.set()
 
     def _take(self, request: tasks_pb2.SubmitRequest) -> None:
         asked = _Asked(self, request)
@@ -160,21 +173,16 @@ class SubmitSession:
         self._intake.offer(submission, asked.decided, asked.begun if request.follow else None)
 
     async def _flush(self, write: Write) -> None:
-        while self.out:
-            ready, self.out = self.out[:_EVENTS_A_MESSAGE], self.out[_EVENTS_A_MESSAGE:]
-            await write(tasks_pb2.SubmitEvents(events=ready))
+        while self._out:
+            await write(self._out.pop(0))
 
     async def _watch(self, request_id: str, task: str) -> None:
         try:
             async for event in Watcher(self._cluster, self._stories, task, True).events():
-                self._send(tasks_pb2.SubmitEvent(request_id=request_id, event=event))
+                self.answer(request_id).event.CopyFrom(event)
         except CorefleetError as error:
-            self._send(tasks_pb2.SubmitEvent(request_id=request_id, refused=refusal_of(error)))
-
-    def _send(self, event: tasks_pb2.SubmitEvent) -> None:
-        self.out.append(event)
-        self.wake.set()
+            self.answer(request_id).refused.CopyFrom(refusal_of(error))
 
     def _watched(self, task: asyncio.Task[None]) -> None:
         self._watching.discard(task)
-        self.wake.set()
+        self._wake.set()
