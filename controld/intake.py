@@ -223,23 +223,6 @@ class Intake:
         self._gauges.refused(type(error).__name__).inc()
         decided(error)
 
-    async def _admit(self, record: TaskRecord, size: int) -> None:
-        """Return when the task is let in. Raises InvalidInput and Exhausted."""
-        clock = self._cluster.clock
-        give_up = clock.monotonic() + _SHARE_WAIT_S
-        while True:
-            now = clock.monotonic()
-            refusal = self._admission.admit(record.pool, size, now, record.tenant)
-            if refusal is None:
-                return
-            if refusal.coming and now + refusal.retry_after_s <= give_up:
-                await asyncio.sleep(refusal.retry_after_s)
-                continue
-            self._gauges.not_admitted(record.pool, refusal.cause).inc()
-            if refusal.permanent:
-                raise InvalidInput("input", f"{size} bytes", refusal.reason)
-            raise Exhausted(refusal.reason, refusal.retry_after_s)
-
     def _record(self, asked: Submission) -> tuple[TaskRecord, int]:
         """Return the new task that the submission asks for, checked, and its input's bytes."""
         pool = self._pool(asked.pool)

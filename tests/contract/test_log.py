@@ -12,7 +12,6 @@ import pytest
 from corefleet.adapters.nats_log import NatsLog
 from corefleet.bus import Entry, Log, Stored
 from corefleet.errors import (
-    CorefleetError,
     Fenced,
     Incompatible,
     InvalidInput,
@@ -128,36 +127,6 @@ async def test_append_is_fenced_on_another_subject(log: Log, name: str) -> None:
     with pytest.raises(Fenced):
         await log.append(Entry(journal(name), b"x", placed, record(f"{name}x")), CALL_S)
     assert await payloads(log, journal(name)) == [b"step", b"step"]
-
-
-async def test_append_is_fenced_on_all_subjects_that_a_pattern_stands_for(
-    log: Log, name: str
-) -> None:
-    """Rule 4: a record is created only if there is neither record nor result of its task."""
-    subject, result = f"cf.0.own.3.task.{name}", f"cf.0.res.3.task.{name}"
-    nothing = Entry(subject, b"new", 0, f"cf.0.*.3.task.{name}")
-    other = await put(log, f"cf.0.res.3.task.{name}x", b"another task's")
-    created = await log.append(nothing, CALL_S)
-    assert created > other
-    with pytest.raises(Fenced):
-        await log.append(nothing, CALL_S)
-    await log.append(Entry(subject, b"ended", created, rollup=True, ttl_s=1), CALL_S)
-    await put(log, result, b"result")
-    while await log.last(subject, CALL_S) is not None:
-        await asyncio.sleep(0.05)
-    with pytest.raises(Fenced):
-        await log.append(nothing, CALL_S)
-    assert await log.last(subject, CALL_S) is None
-
-
-async def test_append_soon_tells_what_append_would_return_or_raise(log: Log, name: str) -> None:
-    told = Collected[int | CorefleetError]()
-    log.append_soon(Entry(record(name), b"1", 0), CALL_S, told)
-    assert told.items == []
-    [first] = await told.at_least(1)
-    assert first == (await log.last(record(name), CALL_S) or Stored("", b"", 0)).sequence
-    log.append_soon(Entry(record(name), b"again", 0), CALL_S, told)
-    assert isinstance((await told.at_least(2))[1], Fenced)
 
 
 async def test_append_without_a_fence_always_stores(log: Log, name: str) -> None:
