@@ -74,7 +74,7 @@ async def stream(bus: NatsBus, name: str) -> Stream | None:
     except CorefleetError:
         return None
     try:
-        return msgspec.json.decode(answer.data, type=Stream)
+        return msgspec.json.decode(answer.payload, type=Stream)
     except msgspec.ValidationError:
         return None  # an error: no stream yet, or no leader
 
