@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from controld.core.overview import Tallies
 from corefleet.metrics import Family, Metrics
 
 _SILENCE_BUCKETS_S = (0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.9, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
@@ -26,13 +27,21 @@ class Gauges:
     shed_batch: Family[Gauge]
     online_limit: Family[Gauge]
     submit_s: Family[Histogram]
+    tallies: Tallies
     placed: Family[Counter]
+    affinity: Family[Counter]
+    finished: Family[Counter]
     requeued: Family[Counter]
     queue_wait_s: Family[Histogram]
     decision_s: Family[Histogram]
     yields: Family[Counter]
     broken_cores: Family[Counter]
     ended: Family[Counter]
+    units_won: Family[Counter]
+    units_left: Family[Counter]
+    balance: Family[Gauge]
+    pool_balance: Family[Gauge]
+    nodes: Family[Gauge]
     lost_races: Family[Counter]
     assignments: Family[Counter]
     takeover_s: Family[Histogram]
@@ -67,7 +76,34 @@ def make_gauges(metrics: Metrics) -> Gauges:
             "Online submissions a second that the CPU allows; 0 is no limit.",
         ),
         submit_s=metrics.histogram("corefleet_submit_seconds", "Time until a task is durable."),
+        tallies=Tallies(),
         placed=metrics.counter("corefleet_placements", "Attempts placed.", ["pool"]),
+        affinity=metrics.counter(
+            "corefleet_affinity",
+            "Placements by what they did to the session's home: hit, moved, missed, new.",
+            ["pool", "home"],
+        ),
+        finished=metrics.counter(
+            "corefleet_tasks_ended", "Tasks of our shards that ended.", ["pool", "state"]
+        ),
+        units_won=metrics.counter(
+            "corefleet_units_won",
+            "Shards and racks won: from the dead, or free ones.",
+            ["kind", "source"],
+        ),
+        units_left=metrics.counter(
+            "corefleet_units_left",
+            "Shards and racks no longer ours: given to their rightful owner, or lost.",
+            ["kind", "reason"],
+        ),
+        balance=metrics.gauge(
+            "corefleet_balance_variation",
+            "Coefficient of variation, over serving nodes, of the share of places in use.",
+        ),
+        pool_balance=metrics.gauge(
+            "corefleet_pool_balance_variation", "The same for the places of one pool.", ["pool"]
+        ),
+        nodes=metrics.gauge("corefleet_nodes", "Nodes by state.", ["state"]),
         requeued=metrics.counter(
             "corefleet_requeues", "Attempts given up, by why.", ["pool", "cause"]
         ),

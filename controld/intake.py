@@ -161,6 +161,7 @@ class Intake:
         if refusal.coming and 0.0 < refusal.retry_after_s <= left_s:
             return refusal.retry_after_s
         self._gauges.not_admitted(record.pool, refusal.cause).inc()
+        self._gauges.tallies.of(record.pool).not_admitted += 1
         if refusal.permanent:
             raise InvalidInput("input", f"{size} bytes", refusal.reason)
         raise Exhausted(refusal.reason, refusal.retry_after_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 import structlog
@@ -70,7 +70,9 @@ class Owner:
         core: OwnershipCore,
         membership: Membership,
         units: Units,
+        decided: Callable[[OwnershipAction], None] = lambda action: None,
     ) -> None:
+        self._decided = decided
         self._cluster = cluster
         self._background = background
         self._registry = registry
@@ -150,6 +152,7 @@ class Owner:
             self._carry_out(action)
 
     def _carry_out(self, action: OwnershipAction) -> None:
+        self._decided(action)
         match action:
             case Start():
                 revision = self._revisions.get(action.unit, 0)

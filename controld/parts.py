@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 
 from controld.api.fleet import FleetService
@@ -27,7 +27,9 @@ from controld.gauges import make_gauges
 from controld.intake import Intake
 from controld.losses import Losses
 from controld.membership import Membership
+from controld.moves import Moves
 from controld.observer import Observer
+from controld.overview import Overview
 from controld.owner import Owner
 from controld.peer_reach import GrpcReach
 from controld.peers import Peers
@@ -91,6 +93,15 @@ class Parts:
             admission,
             self._shards.backlog,
         )
+        self._overview = Overview(
+            cluster,
+            background,
+            registry,
+            self._gauges,
+            self._fleet,
+            self._own,
+            bool(config.metrics),
+        )
 
     async def start(self, stack: AsyncExitStack) -> str:
         """Start all; `stack` stops them in the reverse order. Return the served address."""
@@ -104,7 +115,7 @@ class Parts:
             stack.push_async_callback(asyncio.to_thread, scraped.close)
         parts = (
             *(self.observer, self.losses, self._shards, self._draining),
-            *(self._followers, self._registrar, self._quotas, self._intake),
+            *(self._followers, self._registrar, self._quotas, self._intake, self._overview),
         )
         for part in parts:
             stack.push_async_callback(part.close)
@@ -121,6 +132,10 @@ class Parts:
         await peers.start()
         return address
 
+    def _own(self) -> tuple[int, Mapping[str, int], Mapping[str, int]]:
+        shards = self._shards
+        return shards.live(), shards.backlog(), shards.in_flight()
+
     def _server(self) -> ApiServer:
         tasks = TasksService(
             self._cluster, self._intake, self._stories, self._followers, self._calls
@@ -133,6 +148,7 @@ class Parts:
             self._stories,
             self._fleet,
             self._draining,
+            self._overview,
         )
         return ApiServer(self._config.listen, tasks, fleet)
 
@@ -158,7 +174,15 @@ class Parts:
             _times(self._config.liveness),
         )
         core = OwnershipCore(self._config.id, random.Random())
-        return Owner(self._cluster, self._background, self._registry, core, membership, units)
+        return Owner(
+            self._cluster,
+            self._background,
+            self._registry,
+            core,
+            membership,
+            units,
+            Moves(self._gauges).count,
+        )
 
 
 async def _together(*closing: Callable[[], Awaitable[None]]) -> None:

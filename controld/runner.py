@@ -52,7 +52,7 @@ from corefleet.errors import (
     Unavailable,
 )
 from corefleet.journal import end_task, place
-from corefleet.messages.records import OwnerMark, SessionHead, TaskRecord
+from corefleet.messages.records import TERMINAL, OwnerMark, SessionHead, TaskRecord
 from corefleet.messages.wire import (
     CancelTask,
     EventBatch,
@@ -240,6 +240,7 @@ class ShardRunner:
         try:
             if kind == "task":
                 record = decode(stored.payload, TaskRecord)
+                self._count_end(record)
                 self.handle(RecordStored(record, stored.sequence))
             elif kind == "head":
                 self.handle(HeadStored(decode(stored.payload, SessionHead), stored.sequence))
@@ -334,15 +335,26 @@ class ShardRunner:
             self._written(action, revision)
             return
 
+    def _count_end(self, record: TaskRecord) -> None:
+        """Count a terminal record, whoever wrote it; those before our time were counted then."""
+        if record.state in TERMINAL and self._core.live:
+            self._on.gauges.finished(record.pool, record.state).inc()
+            self._on.gauges.tallies.of(record.pool).finished += 1
+
     def _count_written(self, action: WriteRecord) -> None:
         record, gauges = action.record, self._on.gauges
+        tally = gauges.tallies.of(record.pool)
         if action.left:
             gauges.requeued(record.pool, action.left).inc()
+            tally.count_left(action.left)
         if record.state == "placed":
             gauges.placed(record.pool).inc()
+            gauges.affinity(record.pool, action.home).inc()
+            waited_s = None
             if record.attempt == 1:
-                waited_ms = self._cluster.clock.wall_ms() - record.created_ms
-                gauges.queue_wait_s(record.pool).observe(max(0, waited_ms) / 1000)
+                waited_s = max(0, self._cluster.clock.wall_ms() - record.created_ms) / 1000
+                gauges.queue_wait_s(record.pool).observe(waited_s)
+            tally.count_placed(action.home, waited_s)
 
     async def _end(self, action: EndTask) -> None:
         record = action.record

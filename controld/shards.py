@@ -169,6 +169,10 @@ class Shards:
                 total[pool] = total.get(pool, 0) + queued
         return total
 
+    def in_flight(self) -> dict[str, int]:
+        """Return how many tasks of each pool have a place, in our shards."""
+        return self._limits.in_flight()
+
     def live(self) -> int:
         """Return the number of shards that we decide for."""
         return sum(runner.live for runner in self._runners.values())

@@ -231,6 +231,11 @@ class Client:
                 return ended
             raise
 
+    async def trace(self, task: str) -> tasks_pb2.TaskTrace:
+        """Return the task with all its attempts. Raises NotFound, InvalidInput, Unavailable."""
+        request = tasks_pb2.TraceRequest(task=task)
+        return await self._call(lambda peer, left: peer.tasks.Trace(request, timeout=left))
+
     async def list(
         self,
         *,
@@ -318,6 +323,11 @@ class Client:
                         return
             except grpc.aio.AioRpcError as error:
                 await self._pause(refused.from_call(error), give_up)
+
+    async def overview(self) -> fleet_pb2.OverviewReply:
+        """Return nodes summed up, and what every controld counts. Raises Unavailable."""
+        request = fleet_pb2.OverviewRequest()
+        return await self._call(lambda peer, left: peer.fleet.Overview(request, timeout=left))
 
     async def _call(self, call: Callable[[_Peer, float], Awaitable[T]]) -> T:
         give_up = self._now() + self._timeout_s

@@ -51,6 +51,16 @@ class Family(Generic[M]):
             self._known[values] = child
         return child
 
+    def value(self, *values: str) -> float:
+        """Return where the counter or gauge for `values` stands. Takes some microseconds."""
+        for metric in self(*values).collect():
+            return float(metric.samples[0].value)
+        return 0.0
+
+    def known(self) -> set[tuple[str, ...]]:
+        """Return the label values of all children."""
+        return set(self._known)
+
     def forget(self, *values: str) -> None:
         """Stop exporting a child, e.g. of a pool that is gone."""
         if self._known.pop(values, None) is not None and values:

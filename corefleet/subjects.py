@@ -106,6 +106,15 @@ QUOTAS = "cf.quota"
 """Publish: QuotaReport."""
 
 
+OVERVIEW = "cf.control.overview"
+"""Publish: AskOverview, to all controlds."""
+
+
+def overview_of(controld: str) -> str:
+    """Publish: ControldOverview, for the controld that asked."""
+    return f"cf.control.{controld}.overview"
+
+
 def observe(controld: str) -> str:
     """Request: ObserveNode -> NodeObserved."""
     return f"cf.control.{controld}.observe"

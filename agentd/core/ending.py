@@ -28,6 +28,7 @@ def result_of(
         node=record.node,
         domain=record.domain,
         why=record.why,
+        placed_ms=record.placed_ms,
         past=record.past,
         created_ms=record.created_ms,
         finished_ms=now_ms,

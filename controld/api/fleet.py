@@ -7,6 +7,7 @@ from typing import Any
 
 from controld.api import render
 from controld.api.drains import Drains
+from controld.api.overview import overview
 from controld.api.refusals import abort
 from controld.api.spec_text import from_text
 from controld.api.story import Stories
@@ -14,6 +15,7 @@ from controld.calls import OwnerCalls
 from controld.cluster import Cluster
 from controld.core.fleet import Fleet, NodeStatus
 from controld.draining import Draining
+from controld.overview import Overview
 from controld.registration import Registrar
 from controld.registry import Registry
 from corefleet.errors import CorefleetError, NotFound
@@ -34,7 +36,9 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         stories: Stories,
         fleet: Fleet,
         draining: Draining,
+        overview: Overview,
     ) -> None:
+        self._overview = overview
         self._cluster = cluster
         self._registry = registry
         self._registrar = registrar
@@ -100,6 +104,11 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             if owned.controld in controlds:
                 controlds[owned.controld].racks.append(name)
         return fleet_pb2.ListControldsReply(controlds=list(controlds.values()))
+
+    async def Overview(  # noqa: N802
+        self, request: fleet_pb2.OverviewRequest, context: Any
+    ) -> fleet_pb2.OverviewReply:
+        return await overview(self._cluster.controld, self._registry, self._overview)
 
     async def DrainNode(  # noqa: N802
         self, request: fleet_pb2.DrainNodeRequest, context: Any

@@ -118,6 +118,7 @@ def step(found: Step, summary: str = "") -> tasks_pb2.Step:
         tokens_in=found.tokens_in,
         tokens_out=found.tokens_out,
         summary=summary or _summary(found),
+        cpu_us=found.cpu_us,
     )
 
 

@@ -30,6 +30,8 @@ class Story:
 
     task: tasks_pb2.Task
     result: ResultRecord | None
+    stored: TaskRecord | ResultRecord
+    """The result, or the record of a task that goes on."""
 
 
 class Stories:
@@ -48,17 +50,17 @@ class Stories:
         check_task_id(task, self._cluster.settings.shards)
         result = await self.result(task)
         if result is not None:
-            return Story(render.ended_task(result), result)
+            return Story(render.ended_task(result), result, result)
         record = await self._record(task)
         if record is not None and record.state not in TERMINAL:
             steps, journaled = await self._journal(task, record.create_seq)
             reason = await self._reason(record)
-            return Story(render.live_task(record, steps, reason, journaled), None)
+            return Story(render.live_task(record, steps, reason, journaled), None, record)
         # It may have ended between the two reads.
         result = await self.result(task)
         if result is None:
             raise NotFound(f"task {task}: not known; it never was, or its result has expired")
-        return Story(render.ended_task(result), result)
+        return Story(render.ended_task(result), result, result)
 
     async def result(self, task: str) -> ResultRecord | None:
         """Return how the task ended; None while it has not, or when that has expired."""

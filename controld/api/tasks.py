@@ -11,6 +11,7 @@ from controld.api.followers import Followers
 from controld.api.refusals import AlreadyEnded, abort
 from controld.api.story import Stories
 from controld.api.submitting import SubmitSession
+from controld.api.trace import attempts
 from controld.api.watching import Watcher
 from controld.calls import OwnerCalls
 from controld.cluster import Cluster
@@ -99,6 +100,15 @@ class TasksService(tasks_pb2_grpc.TasksServicer):
             return await self._cancel(request.task, request.reason)
         except CorefleetError as error:
             await abort(context, error)
+
+    async def Trace(  # noqa: N802
+        self, request: tasks_pb2.TraceRequest, context: Any
+    ) -> tasks_pb2.TaskTrace:
+        try:
+            story = await self._stories.read(request.task)
+        except CorefleetError as error:
+            await abort(context, error)
+        return tasks_pb2.TaskTrace(task=story.task, attempts=attempts(story.stored))
 
     async def List(  # noqa: N802
         self, request: tasks_pb2.ListRequest, context: Any

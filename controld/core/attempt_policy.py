@@ -63,14 +63,24 @@ def exhausted(record: TaskRecord) -> str:
     return ""
 
 
-def given_up(record: TaskRecord, cause: Cause, reason: str) -> TaskRecord:
+def given_up(record: TaskRecord, cause: Cause, reason: str, now_ms: int) -> TaskRecord:
     """Return the record with its current attempt among the past ones; old refusals make room."""
     yields = record.yields + (cause in _YIELDED)
-    return replace(record, past=_with_past(record, cause, reason), yields=yields)
+    return replace(record, past=_with_past(record, cause, reason, now_ms), yields=yields)
 
 
-def _with_past(record: TaskRecord, cause: Cause, reason: str) -> tuple[PastAttempt, ...]:
-    now = PastAttempt(record.attempt, record.node, f"{cause}: {reason}")
+def _with_past(
+    record: TaskRecord, cause: Cause, reason: str, now_ms: int
+) -> tuple[PastAttempt, ...]:
+    now = PastAttempt(
+        record.attempt,
+        record.node,
+        f"{cause}: {reason}",
+        domain=record.domain,
+        placed_ms=record.placed_ms,
+        ended_ms=now_ms,
+        why=record.why,
+    )
     past = (*record.past, now)
     others = [attempt for attempt in past if cause_of(attempt) not in (*_OWN_FAULTS, "lost")]
     if len(others) <= _KEPT_OTHERS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from controld.core.affinity import Affinity, affinity
 from controld.core.attempt_policy import (
     avoided_node,
     exhausted,
@@ -212,7 +213,7 @@ class Attempts:
         record = task.record
         if self._ending.fulfil(task):
             return
-        left = given_up(record, cause, reason)
+        left = given_up(record, cause, reason, state.wall_ms)
         why = exhausted(left)
         if why:
             self._ending.end(task, Failure("attempts_exhausted", why), left)
@@ -308,7 +309,13 @@ class Attempts:
     def _write(self, task: Task, record: TaskRecord, left: str = "") -> None:
         task.write = record
         task.unsure = False
-        self._state.out.append(WriteRecord(record, task.revision, left))
+        home: Affinity = ""
+        if record.state == "placed":
+            head = self._state.heads.get((record.pool, record.session))
+            home = affinity(
+                self._state.fleet.offers(record.pool), head[0].home_node if head else "", record
+            )
+        self._state.out.append(WriteRecord(record, task.revision, left, home))
 
     def _placed(self, task: Task, decision: Decision, record: TaskRecord) -> TaskRecord:
         slot = decision.slot
@@ -325,6 +332,7 @@ class Attempts:
             domain=slot.domain,
             owner_epoch=self._state.epoch,
             why=decision.why,
+            placed_ms=self._state.wall_ms,
         )
 
     def _requeued(self, task: Task, record: TaskRecord) -> TaskRecord:
@@ -337,6 +345,7 @@ class Attempts:
             domain=-1,
             owner_epoch=self._state.epoch,
             why="",
+            placed_ms=0,
         )
 
     def _tell_left(self, task: Task, left: Leaving, past: PastAttempt) -> None:

@@ -158,6 +158,7 @@ class Ending:
             node=final.node,
             domain=final.domain,
             why=final.why,
+            placed_ms=final.placed_ms,
             past=final.past,
             created_ms=final.created_ms,
             finished_ms=state.wall_ms,

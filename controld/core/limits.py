@@ -124,6 +124,14 @@ class Limits:
         if tenant:
             self._leave(pool, tenant)
 
+    def in_flight(self) -> dict[str, int]:
+        """Return how many attempts of each pool have a place, limited or not."""
+        return {
+            pool: limit.count
+            for (pool, tenant), limit in self._limits.items()
+            if limit.count and not tenant
+        }
+
     def held_by(self, shard: int, pool: str, tenant: str) -> str:
         """Return what keeps an attempt of `shard` from a place now: `pool`, `tenant`, or ''.
 

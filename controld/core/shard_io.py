@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from controld.core.affinity import Affinity
 from corefleet.messages.records import (
     PoolSpec,
     ResultRecord,
@@ -223,6 +224,8 @@ class WriteRecord(msgspec.Struct, frozen=True, gc=False):
     expected: int
     left: str = ""
     """Why the attempt before is given up (task.Cause); '' when it places from the queue."""
+    home: Affinity = ""
+    """What the placement did to the session's home; '' when it places nothing."""
 
 
 class SendAssignment(msgspec.Struct, frozen=True, gc=False):

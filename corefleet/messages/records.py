@@ -51,6 +51,13 @@ class PastAttempt(msgspec.Struct, frozen=True, omit_defaults=True):
     attempt: int
     node: str
     reason: str
+    domain: int = -1
+    placed_ms: int = 0
+    """Wall-clock milliseconds of the decision to place it."""
+    ended_ms: int = 0
+    """When it was given up."""
+    why: str = ""
+    """Why the placement chose that node."""
 
 
 class Ending(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -103,6 +110,8 @@ class TaskRecord(Record, frozen=True):
     owner_epoch: int = 0
     why: str = ""
     """Why the placement chose this node, in one line."""
+    placed_ms: int = 0
+    """Wall-clock milliseconds of the decision to place the attempt; 0 while it has none."""
     past: tuple[PastAttempt, ...] = ()
     yields: int = 0
     """Attempts given up because they were asked to: they count against nobody."""
@@ -187,6 +196,7 @@ class ResultRecord(Record, frozen=True):
     node: str = ""
     domain: int = -1
     why: str = ""
+    placed_ms: int = 0
     past: tuple[PastAttempt, ...] = ()
     created_ms: int = 0
     finished_ms: int = 0

@@ -184,6 +184,48 @@ class QuotaReport(Message, frozen=True):
     """Queued tasks of each pool in the sender's shards."""
 
 
+class PoolCounts(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One pool in one controld's shards. What is not `queued` or `in_flight` only grows."""
+
+    pool: str
+    queued: int = 0
+    in_flight: int = 0
+    """Tasks with a place, from the decision until their end is seen."""
+    placed: int = 0
+    finished: int = 0
+    not_admitted: int = 0
+    """Submissions over a limit, at this controld."""
+    home: dict[str, int] = {}
+    """Placements by where the session's home was: `hit`, `moved`, `missed`, `new`."""
+    requeued: dict[str, int] = {}
+    """Attempts given up, by cause."""
+    waits: tuple[int, ...] = ()
+    """Queue waits by corefleet.metrics.LATENCY_BUCKETS_S, the last one beyond all of them."""
+
+
+class AskOverview(Message, frozen=True):
+    """Every controld answers with a ControldOverview at `overview_of(asked_by)`."""
+
+    asked_by: str
+    number: int
+
+
+class ControldOverview(Message, frozen=True):
+    """What one controld does. Counts begin with the process, which `started_ms` tells apart."""
+
+    controld: str
+    number: int
+    """Of the AskOverview that it answers."""
+    started_ms: int = 0
+    at_ms: int = 0
+    shards: int = 0
+    """Shards that it decides for."""
+    loop_lag_s: float = 0.0
+    cpu_s: float = 0.0
+    """CPU time of the process so far."""
+    pools: tuple[PoolCounts, ...] = ()
+
+
 class RegisterNode(Message, frozen=True):
     """agentd's first message; the answer fixes its epoch."""
 

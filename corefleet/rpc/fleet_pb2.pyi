@@ -265,3 +265,114 @@ class Controld(_message.Message):
     shards: _containers.RepeatedScalarFieldContainer[int]
     racks: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, controld: _Optional[str] = ..., address: _Optional[str] = ..., shards: _Optional[_Iterable[int]] = ..., racks: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class OverviewRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class OverviewReply(_message.Message):
+    __slots__ = ("controld", "at_ms", "nodes", "controlds", "wait_bounds_s")
+    CONTROLD_FIELD_NUMBER: _ClassVar[int]
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    CONTROLDS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_BOUNDS_S_FIELD_NUMBER: _ClassVar[int]
+    controld: str
+    at_ms: int
+    nodes: NodesOverview
+    controlds: _containers.RepeatedCompositeFieldContainer[ControldOverview]
+    wait_bounds_s: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, controld: _Optional[str] = ..., at_ms: _Optional[int] = ..., nodes: _Optional[_Union[NodesOverview, _Mapping]] = ..., controlds: _Optional[_Iterable[_Union[ControldOverview, _Mapping]]] = ..., wait_bounds_s: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class NodesOverview(_message.Message):
+    __slots__ = ("states", "slots_used", "slots_total", "balance", "pools")
+    class StatesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_USED_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    BALANCE_FIELD_NUMBER: _ClassVar[int]
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    states: _containers.ScalarMap[str, int]
+    slots_used: int
+    slots_total: int
+    balance: float
+    pools: _containers.RepeatedCompositeFieldContainer[PoolPlaces]
+    def __init__(self, states: _Optional[_Mapping[str, int]] = ..., slots_used: _Optional[int] = ..., slots_total: _Optional[int] = ..., balance: _Optional[float] = ..., pools: _Optional[_Iterable[_Union[PoolPlaces, _Mapping]]] = ...) -> None: ...
+
+class PoolPlaces(_message.Message):
+    __slots__ = ("pool", "nodes", "slots_used", "slots_total", "balance")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_USED_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    BALANCE_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    nodes: int
+    slots_used: int
+    slots_total: int
+    balance: float
+    def __init__(self, pool: _Optional[str] = ..., nodes: _Optional[int] = ..., slots_used: _Optional[int] = ..., slots_total: _Optional[int] = ..., balance: _Optional[float] = ...) -> None: ...
+
+class ControldOverview(_message.Message):
+    __slots__ = ("controld", "answered", "started_ms", "at_ms", "shards", "racks", "loop_lag_s", "cpu_s", "pools")
+    CONTROLD_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    STARTED_MS_FIELD_NUMBER: _ClassVar[int]
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    RACKS_FIELD_NUMBER: _ClassVar[int]
+    LOOP_LAG_S_FIELD_NUMBER: _ClassVar[int]
+    CPU_S_FIELD_NUMBER: _ClassVar[int]
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    controld: str
+    answered: bool
+    started_ms: int
+    at_ms: int
+    shards: int
+    racks: int
+    loop_lag_s: float
+    cpu_s: float
+    pools: _containers.RepeatedCompositeFieldContainer[PoolCounts]
+    def __init__(self, controld: _Optional[str] = ..., answered: _Optional[bool] = ..., started_ms: _Optional[int] = ..., at_ms: _Optional[int] = ..., shards: _Optional[int] = ..., racks: _Optional[int] = ..., loop_lag_s: _Optional[float] = ..., cpu_s: _Optional[float] = ..., pools: _Optional[_Iterable[_Union[PoolCounts, _Mapping]]] = ...) -> None: ...
+
+class PoolCounts(_message.Message):
+    __slots__ = ("pool", "queued", "in_flight", "placed", "finished", "not_admitted", "home", "requeued", "waits")
+    class HomeEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class RequeuedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    PLACED_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    NOT_ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    HOME_FIELD_NUMBER: _ClassVar[int]
+    REQUEUED_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    queued: int
+    in_flight: int
+    placed: int
+    finished: int
+    not_admitted: int
+    home: _containers.ScalarMap[str, int]
+    requeued: _containers.ScalarMap[str, int]
+    waits: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, pool: _Optional[str] = ..., queued: _Optional[int] = ..., in_flight: _Optional[int] = ..., placed: _Optional[int] = ..., finished: _Optional[int] = ..., not_admitted: _Optional[int] = ..., home: _Optional[_Mapping[str, int]] = ..., requeued: _Optional[_Mapping[str, int]] = ..., waits: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -74,6 +74,11 @@ class FleetStub:
                 request_serializer=corefleet_dot_v1_dot_fleet__pb2.WatchDrainRequest.SerializeToString,
                 response_deserializer=corefleet_dot_v1_dot_fleet__pb2.DrainProgress.FromString,
                 _registered_method=True)
+        self.Overview = channel.unary_unary(
+                '/corefleet.v1.Fleet/Overview',
+                request_serializer=corefleet_dot_v1_dot_fleet__pb2.OverviewRequest.SerializeToString,
+                response_deserializer=corefleet_dot_v1_dot_fleet__pb2.OverviewReply.FromString,
+                _registered_method=True)
 
 
 class FleetServicer:
@@ -134,6 +139,14 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Overview(self, request, context):
+        """Everything at a glance: nodes counted, and what every controld that answers in half a
+        second counts of its own. Counts only grow, so two answers give rates.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -176,6 +189,11 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.WatchDrain,
                     request_deserializer=corefleet_dot_v1_dot_fleet__pb2.WatchDrainRequest.FromString,
                     response_serializer=corefleet_dot_v1_dot_fleet__pb2.DrainProgress.SerializeToString,
+            ),
+            'Overview': grpc.unary_unary_rpc_method_handler(
+                    servicer.Overview,
+                    request_deserializer=corefleet_dot_v1_dot_fleet__pb2.OverviewRequest.FromString,
+                    response_serializer=corefleet_dot_v1_dot_fleet__pb2.OverviewReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -394,6 +412,33 @@ class Fleet:
             '/corefleet.v1.Fleet/WatchDrain',
             corefleet_dot_v1_dot_fleet__pb2.WatchDrainRequest.SerializeToString,
             corefleet_dot_v1_dot_fleet__pb2.DrainProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Overview(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/corefleet.v1.Fleet/Overview',
+            corefleet_dot_v1_dot_fleet__pb2.OverviewRequest.SerializeToString,
+            corefleet_dot_v1_dot_fleet__pb2.OverviewReply.FromString,
             options,
             channel_credentials,
             insecure,

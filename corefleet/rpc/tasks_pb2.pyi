@@ -96,6 +96,40 @@ class GetRequest(_message.Message):
     task: str
     def __init__(self, task: _Optional[str] = ...) -> None: ...
 
+class TraceRequest(_message.Message):
+    __slots__ = ("task",)
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    task: str
+    def __init__(self, task: _Optional[str] = ...) -> None: ...
+
+class TaskTrace(_message.Message):
+    __slots__ = ("task", "attempts")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    task: Task
+    attempts: _containers.RepeatedCompositeFieldContainer[Attempt]
+    def __init__(self, task: _Optional[_Union[Task, _Mapping]] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ...) -> None: ...
+
+class Attempt(_message.Message):
+    __slots__ = ("attempt", "node", "domain", "placed_ms", "why", "ended_ms", "cause", "reason")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    DOMAIN_FIELD_NUMBER: _ClassVar[int]
+    PLACED_MS_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    ENDED_MS_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    node: str
+    domain: int
+    placed_ms: int
+    why: str
+    ended_ms: int
+    cause: str
+    reason: str
+    def __init__(self, attempt: _Optional[int] = ..., node: _Optional[str] = ..., domain: _Optional[int] = ..., placed_ms: _Optional[int] = ..., why: _Optional[str] = ..., ended_ms: _Optional[int] = ..., cause: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class WatchRequest(_message.Message):
     __slots__ = ("task", "no_tokens")
     TASK_FIELD_NUMBER: _ClassVar[int]
@@ -175,7 +209,7 @@ class Failure(_message.Message):
     def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("step", "kind", "name", "attempt", "node", "started_ms", "wall_us", "tokens_in", "tokens_out", "summary")
+    __slots__ = ("step", "kind", "name", "attempt", "node", "started_ms", "wall_us", "tokens_in", "tokens_out", "summary", "cpu_us")
     STEP_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -186,6 +220,7 @@ class Step(_message.Message):
     TOKENS_IN_FIELD_NUMBER: _ClassVar[int]
     TOKENS_OUT_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    CPU_US_FIELD_NUMBER: _ClassVar[int]
     step: int
     kind: str
     name: str
@@ -196,7 +231,8 @@ class Step(_message.Message):
     tokens_in: int
     tokens_out: int
     summary: str
-    def __init__(self, step: _Optional[int] = ..., kind: _Optional[str] = ..., name: _Optional[str] = ..., attempt: _Optional[int] = ..., node: _Optional[str] = ..., started_ms: _Optional[int] = ..., wall_us: _Optional[int] = ..., tokens_in: _Optional[int] = ..., tokens_out: _Optional[int] = ..., summary: _Optional[str] = ...) -> None: ...
+    cpu_us: int
+    def __init__(self, step: _Optional[int] = ..., kind: _Optional[str] = ..., name: _Optional[str] = ..., attempt: _Optional[int] = ..., node: _Optional[str] = ..., started_ms: _Optional[int] = ..., wall_us: _Optional[int] = ..., tokens_in: _Optional[int] = ..., tokens_out: _Optional[int] = ..., summary: _Optional[str] = ..., cpu_us: _Optional[int] = ...) -> None: ...
 
 class TaskEvent(_message.Message):
     __slots__ = ("task", "at_ms", "snapshot", "waiting", "placed", "step", "token", "published", "requeued", "finished")

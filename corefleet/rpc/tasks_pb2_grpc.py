@@ -60,6 +60,11 @@ class TasksStub:
                 request_serializer=corefleet_dot_v1_dot_tasks__pb2.CancelRequest.SerializeToString,
                 response_deserializer=corefleet_dot_v1_dot_tasks__pb2.Task.FromString,
                 _registered_method=True)
+        self.Trace = channel.unary_unary(
+                '/corefleet.v1.Tasks/Trace',
+                request_serializer=corefleet_dot_v1_dot_tasks__pb2.TraceRequest.SerializeToString,
+                response_deserializer=corefleet_dot_v1_dot_tasks__pb2.TaskTrace.FromString,
+                _registered_method=True)
         self.List = channel.unary_unary(
                 '/corefleet.v1.Tasks/List',
                 request_serializer=corefleet_dot_v1_dot_tasks__pb2.ListRequest.SerializeToString,
@@ -110,6 +115,13 @@ class TasksServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Trace(self, request, context):
+        """The task with all its attempts, when each was placed and how it ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def List(self, request, context):
         """Live tasks, filtered; one page.
         """
@@ -144,6 +156,11 @@ def add_TasksServicer_to_server(servicer, server):
                     servicer.Cancel,
                     request_deserializer=corefleet_dot_v1_dot_tasks__pb2.CancelRequest.FromString,
                     response_serializer=corefleet_dot_v1_dot_tasks__pb2.Task.SerializeToString,
+            ),
+            'Trace': grpc.unary_unary_rpc_method_handler(
+                    servicer.Trace,
+                    request_deserializer=corefleet_dot_v1_dot_tasks__pb2.TraceRequest.FromString,
+                    response_serializer=corefleet_dot_v1_dot_tasks__pb2.TaskTrace.SerializeToString,
             ),
             'List': grpc.unary_unary_rpc_method_handler(
                     servicer.List,
@@ -287,6 +304,33 @@ class Tasks:
             '/corefleet.v1.Tasks/Cancel',
             corefleet_dot_v1_dot_tasks__pb2.CancelRequest.SerializeToString,
             corefleet_dot_v1_dot_tasks__pb2.Task.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Trace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/corefleet.v1.Tasks/Trace',
+            corefleet_dot_v1_dot_tasks__pb2.TraceRequest.SerializeToString,
+            corefleet_dot_v1_dot_tasks__pb2.TaskTrace.FromString,
             options,
             channel_credentials,
             insecure,

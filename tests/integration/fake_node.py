@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable
 
 from corefleet.adapters.nats_bus import NatsBus
@@ -231,7 +232,8 @@ class FakeNode:
                 task=record.task, pool=record.pool, session=record.session,
                 request_id=record.request_id, state="done", output=output,
                 attempt=record.attempt, node=self.name, domain=0, why=record.why,
-                created_ms=record.created_ms,
+                placed_ms=record.placed_ms, past=record.past, created_ms=record.created_ms,
+                finished_ms=time.time_ns() // 1_000_000,
             )  # fmt: skip
             version = item.head.version + 1 if item.head else 1
             head = SessionHead(

@@ -74,6 +74,7 @@ class Attempt:
             node=record.node,
             domain=record.domain,
             why=record.why,
+            placed_ms=record.placed_ms,
             past=record.past,
             created_ms=record.created_ms,
             finished_ms=self._wall_ms(),

@@ -61,6 +61,7 @@ from corefleet.messages.records import (
 )
 from corefleet.messages.wire import (
     AgentPublished,
+    AskOverview,
     AssignAnswer,
     AssignAnswers,
     AssignBatch,
@@ -68,6 +69,7 @@ from corefleet.messages.wire import (
     CancelAnswer,
     CancelTask,
     CandidateLine,
+    ControldOverview,
     DropAttempt,
     EventBatch,
     ExplainAnswer,
@@ -84,6 +86,7 @@ from corefleet.messages.wire import (
     NodeView,
     ObserveNode,
     PeerSuspected,
+    PoolCounts,
     PoolsChanged,
     QuotaReport,
     RackDigest,
@@ -111,7 +114,15 @@ TASK = "3f-01j5x0c9k2m4n6p8q0r2s4t6v8"
 NOW_MS = 1_700_000_000_123
 
 _failure = Failure("tool_error", "calculator: division by zero")
-_past = PastAttempt(1, "n1", "lost: three missed beats")
+_past = PastAttempt(
+    1,
+    "n1",
+    "lost: three missed beats",
+    domain=1,
+    placed_ms=NOW_MS + 10,
+    ended_ms=NOW_MS + 900,
+    why="best of 8",
+)
 _step = Step(
     step=3,
     kind="tool",
@@ -160,6 +171,7 @@ _record = TaskRecord(
     domain=1,
     owner_epoch=9,
     why="home of the session",
+    placed_ms=NOW_MS + 950,
     past=(_past,),
     yields=1,
     failure=_failure,
@@ -175,6 +187,17 @@ _head = SessionHead(
     home_domain=1,
     state=_state,
 )
+_counts = PoolCounts(
+    pool="support",
+    queued=3,
+    in_flight=4,
+    placed=120,
+    finished=110,
+    not_admitted=6,
+    home={"hit": 100, "new": 20},
+    requeued={"lost": 2},
+    waits=(0, 118, 2),
+)
 _result = ResultRecord(
     task=TASK,
     pool="support",
@@ -187,6 +210,7 @@ _result = ResultRecord(
     node="n2",
     domain=1,
     why="home of the session",
+    placed_ms=NOW_MS + 950,
     past=(_past,),
     created_ms=NOW_MS,
     finished_ms=NOW_MS + 2000,
@@ -342,6 +366,18 @@ SAMPLES: list[msgspec.Struct] = [
     NodeObserved(node="n1", node_epoch=4, observer="c2", alive=True, reached=False),
     LossVote(controld="c2", number=3, unreachable=("n1",), reachable=("n2",)),
     PeerSuspected(controld="c1", by="c2"),
+    _counts,
+    AskOverview(asked_by="c1", number=4),
+    ControldOverview(
+        controld="c2",
+        number=4,
+        started_ms=NOW_MS,
+        at_ms=NOW_MS + 5,
+        shards=8,
+        loop_lag_s=0.002,
+        cpu_s=12.5,
+        pools=(_counts,),
+    ),
     QuotaReport(
         controld="c2",
         number=3,
