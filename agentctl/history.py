@@ -90,7 +90,7 @@ def summary(told: dict[str, Any]) -> str:
     ]
     missing = total["attempts"] - len(told["attempts"])
     if missing > 0:
-        parts.append(f"{missing} attempts that ended by nobody's fault are not kept")
+        parts.append(f"{missing} more ended by nobody's fault and are not kept")
     return "; ".join(parts)
 
 
