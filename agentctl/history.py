@@ -51,27 +51,30 @@ COLUMNS = ("AT", "WHAT", "ATTEMPT", "NODE", "GAP", "WALL", "CPU", "TOKENS", "")
 def rows(told: dict[str, Any]) -> list[Row]:
     """Return a history's events in time order; times are from the submission, in seconds."""
     start = told["created_ms"]
-    timed: list[tuple[float, int, Row]] = [(start, 0, ("0.000", "submitted", *[""] * 7))]
+    timed: list[tuple[float, int, int, Row]] = [(start, 0, 0, ("0.000", "submitted", *[""] * 7))]
     for each in told["attempts"]:
         where = f"{each['node']}/{each['domain']}" if each["domain"] >= 0 else each["node"]
-        number = str(each["attempt"])
+        number = each["attempt"]
         if each["placed_ms"]:
             at = each["placed_ms"]
-            row = (_at(at, start), "placed", number, where, "", "", "", "", each["why"])
-            timed.append((at, 1, row))
+            row = (_at(at, start), "placed", str(number), where, *[""] * 4, each["why"])
+            timed.append((at, number, 1, row))
         if each["ended_ms"] and each["cause"] not in ("done", "failed", "cancelled"):
             at = each["ended_ms"]
-            why = each["reason"]
-            row = (_at(at, start), f"left: {each['cause']}", number, where, "", "", "", "", why)
-            timed.append((at, 3, row))
-    timed += [(step["started_ms"] or start, 2, _step_row(step, start)) for step in told["steps"]]
-    timed.sort(key=lambda each: each[:2])
+            left = f"left: {each['cause']}"
+            row = (_at(at, start), left, str(number), where, *[""] * 4, each["reason"])
+            timed.append((at, number, 3, row))
+    timed += [
+        (step["started_ms"] or start, step["attempt"], 2, _step_row(step, start))
+        for step in told["steps"]
+    ]
+    timed.sort(key=lambda each: each[:3])
+    shown = [row for *_, row in timed]
     if told["finished_ms"]:
         failure = told["failure"]
         why = f"{failure['code']}: {failure['message']}" if failure else ""
-        at = told["finished_ms"]
-        timed.append((at, 4, (_at(at, start), told["state"], *[""] * 6, why)))
-    return [row for _, _, row in timed]
+        shown.append((_at(told["finished_ms"], start), told["state"], *[""] * 6, why))
+    return shown
 
 
 def summary(told: dict[str, Any]) -> str:

@@ -30,12 +30,12 @@ _log = structlog.get_logger(__name__)
 ANSWER_S = 0.5
 """How long the slowest controld is waited for."""
 
-BALANCE_INTERVAL_S = 5.0
+BALANCE_INTERVAL_S = 15.0
 _FRESH_S = 1.0
 """A sum over all nodes that is younger serves another caller."""
 
 _NODES_A_TURN = 128
-"""Nodes summed up in one turn of the loop: about half a millisecond."""
+"""Nodes summed up in one turn of the loop: about a millisecond."""
 
 
 @dataclass(slots=True, frozen=True)

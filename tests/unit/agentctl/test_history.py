@@ -20,7 +20,7 @@ STEPS = (
 )  # fmt: skip
 RESULT = ResultRecord(
     task=TASK, pool="p", session="s", request_id="r", state="failed", attempt=2, node="n2",
-    domain=0, why="home", placed_ms=1_910, past=(LOST,), created_ms=1_000, finished_ms=2_100,
+    domain=0, why="home", placed_ms=1_900, past=(LOST,), created_ms=1_000, finished_ms=2_100,
     failure=Failure("agent_error", "broke"), steps=STEPS,
 )  # fmt: skip
 
@@ -47,7 +47,7 @@ def test_attempts_and_steps_are_told_in_time_order_with_gaps() -> None:
         ("0.040", "placed", "1", "n1/1"),
         ("0.100", "step 0 infer", "1", "n1"),
         ("0.900", "left: lost", "1", "n1/1"),
-        ("0.910", "placed", "2", "n2/0"),
+        ("0.900", "placed", "2", "n2/0"),
         ("1.000", "step 1 tool look", "2", "n2"),
         ("1.100", "failed", "", ""),
     ]
