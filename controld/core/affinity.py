@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from controld.core.eligibility import NOWHERE, Offers
-from controld.core.placement import HOME_LIMIT
+from controld.core.score import HOME_LIMIT
 from corefleet.messages.records import TaskRecord
 
 Affinity = Literal["", "hit", "moved", "missed", "new"]

@@ -115,14 +115,9 @@ NOW_MS = 1_700_000_000_123
 
 _failure = Failure("tool_error", "calculator: division by zero")
 _past = PastAttempt(
-    1,
-    "n1",
-    "lost: three missed beats",
-    domain=1,
-    placed_ms=NOW_MS + 10,
-    ended_ms=NOW_MS + 900,
+    1, "n1", "lost: three missed beats", domain=1, placed_ms=NOW_MS + 10, ended_ms=NOW_MS + 900,
     why="best of 8",
-)
+)  # fmt: skip
 _step = Step(
     step=3,
     kind="tool",
@@ -188,16 +183,9 @@ _head = SessionHead(
     state=_state,
 )
 _counts = PoolCounts(
-    pool="support",
-    queued=3,
-    in_flight=4,
-    placed=120,
-    finished=110,
-    not_admitted=6,
-    home={"hit": 100, "new": 20},
-    requeued={"lost": 2},
-    waits=(0, 118, 2),
-)
+    pool="support", queued=3, in_flight=4, placed=120, finished=110, not_admitted=6,
+    home={"hit": 100, "new": 20}, requeued={"lost": 2}, waits=(0, 118, 2),
+)  # fmt: skip
 _result = ResultRecord(
     task=TASK,
     pool="support",
