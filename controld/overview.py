@@ -31,11 +31,11 @@ ANSWER_S = 0.5
 """How long the slowest controld is waited for."""
 
 BALANCE_INTERVAL_S = 15.0
-_FRESH_S = 1.0
+_FRESH_S = 2.0
 """A sum over all nodes that is younger serves another caller."""
 
 _NODES_A_TURN = 128
-"""Nodes summed up in one turn of the loop: about a millisecond."""
+"""Nodes summed up in one turn of the loop: about two milliseconds."""
 
 
 @dataclass(slots=True, frozen=True)
