@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import random
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from corefleet.bus import Bus, Log
 from corefleet.clock import Clock
@@ -22,3 +25,7 @@ class Cluster:
     log: Log
     store: Store
     clock: Clock
+    chance: random.Random = field(default_factory=random.Random)
+    """What its cores draw from."""
+    entropy: Callable[[int], bytes] = secrets.token_bytes
+    """Returns so many bytes that nobody can guess, for ids."""

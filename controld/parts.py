@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 
@@ -173,7 +172,7 @@ class Parts:
             self._shards,
             _times(self._config.liveness),
         )
-        core = OwnershipCore(self._config.id, random.Random())
+        core = OwnershipCore(self._config.id, self._cluster.chance)
         return Owner(
             self._cluster,
             self._background,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 
@@ -77,7 +76,6 @@ class Shards:
         self._open = AsyncExitStack()
         self._settling = False
         self._pools_changed = False
-        self._random = random.Random()
         self._drains: Mapping[str, NodeDrain] = {}
         self.may_act: Callable[[], bool] = lambda: True
         self.superseded: Callable[[int, int], None] = lambda shard, epoch: None
@@ -108,7 +106,7 @@ class Shards:
             self._cluster.controld,
             epoch,
             self._fleet,
-            self._random,
+            self._cluster.chance,
             limits=self._limits,
             batch=self._batch,
         )

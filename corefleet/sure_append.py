@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -17,6 +16,11 @@ from corefleet.bus import Entry, Log
 from corefleet.errors import CorefleetError, Fenced, StoreFull, Unavailable
 
 T = TypeVar("T")
+
+
+def loop_time() -> float:
+    """Return the running loop's monotonic seconds."""
+    return asyncio.get_running_loop().time()
 
 
 @dataclass(slots=True, frozen=True)
@@ -29,7 +33,7 @@ class Patience:
     """After so long without a clear answer the last error is raised."""
     first_delay_s: float = 0.02
     longest_delay_s: float = 1.0
-    now: Callable[[], float] = time.monotonic
+    now: Callable[[], float] = loop_time
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
 
