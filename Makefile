@@ -2,12 +2,13 @@
 PYTHON := .venv/bin/python
 ARGS ?=
 MACHINES ?=
+SEEDS ?= 200
 
 BENCHES := takeover noop step place discover regulator fleet
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test-programs setup-bench demo models test check format proto proto-check lock \
-	test-unit test-contract test-integration test-faults test-machines test-guest guest-arm64 bench \
+	sim test-unit test-contract test-integration test-faults test-machines test-guest guest-arm64 bench \
 	$(BENCHES:%=bench-%) clean
 
 help: ## This list
@@ -69,6 +70,9 @@ test-guest: setup test-programs ## A virtual machine with systemd and four NUMA 
 
 guest-arm64: setup ## Discovery and binding in an emulated aarch64; builds its image for 10 minutes
 	@$(PYTHON) -m tools.guest smoke-arm64
+
+sim: setup ## Simulated clusters with faults drawn from seeds; SEEDS=10000 for more
+	@$(PYTHON) -m tests.sim --seeds 0-$$(($(SEEDS) - 1)) $(ARGS)
 
 test-machines: setup ## Discovery on recorded machines; MACHINES=DIR for a folder of your own
 	@COREFLEET_MACHINES="$(MACHINES)" $(PYTHON) -m pytest tests/machines $(ARGS)
