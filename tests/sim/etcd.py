@@ -26,6 +26,8 @@ CALL_S = 2.0
 ATTEMPT_S = 0.7
 _RETRY_S = 0.05
 _LEASES_EVERY_S = 0.1
+LATE_SHARE = 0.3
+"""Of what is asked of an etcd without a leader: done once there is one, unanswered."""
 
 Changed = Callable[[tuple[Change, ...]], None]
 
@@ -52,6 +54,7 @@ class EtcdServer:
         self._rng = world.rng("etcd")
         self._told = changed
         self._watches: list[SimWatch] = []
+        self._late: list[Callable[[_Tables], Any]] = []
         self.up = True
         process = Process(world, "etcd", "etcd")
         self.tables = _WatchedTables(SimClock(process), self._changed)
@@ -67,10 +70,15 @@ class EtcdServer:
         self.up = True
         for grant in self.tables.grants.values():
             grant.sent = self._world.now
+        late, self._late = self._late, []
+        for work in late:
+            self.serve(work, lambda answer: None)
 
     def serve(self, work: Callable[[_Tables], Any], reply: Reply) -> None:
-        """Do `work` and answer; without a leader perhaps do it, and never answer."""
+        """Do `work` and answer; without a leader perhaps do it later, and never answer."""
         if not self.up:
+            if self._rng.random() < LATE_SHARE:
+                self._late.append(work)
             return
         self.tables.settle()
         try:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from tests.sim.client import SimClients
 from tests.sim.controld import SimControld
 from tests.sim.fleet import SimFleet
 from tests.sim.loop import Process
 from tests.sim.nats import SimBus
 from tests.sim.node import SimNode
-from tests.sim.plan import Fault
+from tests.sim.plan import BUSY_CONTROLD, BUSY_NODE, Fault
 from tests.sim.streams import DISK_S
 
 Someone = SimControld | SimNode
@@ -32,6 +34,7 @@ class Faults:
         """Make it happen."""
         self._begun += 1
         fleet = self._fleet
+        fault = self._aimed(fault)
         fleet.note("fault", fault.kind, fault.target, fault.lasts, fault.much)
         match fault.kind:
             case "crash":
@@ -64,6 +67,16 @@ class Faults:
                 fleet.step_clock(fault.target, fault.much)
             case _:
                 self._servers(fault)
+
+    def _aimed(self, fault: Fault) -> Fault:
+        """Return the fault with a name for who is busy just now."""
+        fleet = self._fleet
+        if fault.target == BUSY_NODE:
+            busiest = max(fleet.nodes.values(), key=lambda each: sum(each.node.counts()))
+            return msgspec.structs.replace(fault, target=busiest.name)
+        if fault.target == BUSY_CONTROLD:
+            return msgspec.structs.replace(fault, target=fleet.properties.decided_last or "c0")
+        return fault
 
     def _servers(self, fault: Fault) -> None:
         fleet = self._fleet

@@ -36,6 +36,12 @@ FaultKind = Literal[
 ]
 
 
+BUSY_NODE = "@node"
+"""As a target: the node that runs most at that moment."""
+BUSY_CONTROLD = "@controld"
+"""As a target: the controld that decided last."""
+
+
 class Fault(msgspec.Struct, frozen=True):
     """`at` and `lasts` in seconds from the start; `much` is what the kind says."""
 
@@ -164,13 +170,15 @@ def _fault(
 ) -> Fault:
     kind = rng.choice(_KINDS)
     lasts = round(rng.choice((0.3, 1.0, 3.0, MOST_LASTS_S)) * drawn(rng, 0.7, 1.0), 3)
-    anyone = rng.choice(controlds) if rng.random() < 0.5 else rng.choice(nodes)
     controld, node = rng.choice(controlds), rng.choice(nodes)
+    struck = BUSY_CONTROLD if rng.random() < 0.5 else controld
+    hit = BUSY_NODE if rng.random() < 0.5 else node
+    anyone = struck if rng.random() < 0.5 else hit
     match kind:
         case "crash" | "restart" | "freeze" | "mute" | "deaf" | "cut" | "slow":
             return Fault(at, kind, anyone, lasts, 0.2)
         case "machine" | "machine_freeze" | "worker":
-            return Fault(at, kind, node, lasts)
+            return Fault(at, kind, hit, lasts)
         case "clock":
             return Fault(at, kind, anyone, 0.0, round(rng.choice((-1, 1)) * drawn(rng, 0.1, 20), 3))
         case "rack":
@@ -178,7 +186,7 @@ def _fault(
         case "probe_cut":
             return Fault(at, kind, f"{controld} {node}", lasts)
         case "etcd_cut":
-            return Fault(at, kind, controld, lasts, float(rng.randrange(3)))
+            return Fault(at, kind, struck, lasts, float(rng.randrange(3)))
         case "leader":
             return Fault(at, kind, str(rng.randrange(sizes.streams)), 7.0)
         case "slow_disk":

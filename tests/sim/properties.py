@@ -97,6 +97,8 @@ class Properties:
         self.accepted: dict[str, str] = {}
         """Task by request id, as clients were told."""
         self.counts: dict[str, int] = {}
+        self.decided_last = ""
+        """The controld that decided something last."""
 
     # What happens.
 
@@ -144,6 +146,7 @@ class Properties:
                 f"after {by} did at {newest}"
             )
         self._decided[shard] = (epoch, controld)
+        self.decided_last = controld
 
     def told_accepted(self, request_id: str, task: str) -> None:
         """A client was told that its submission is accepted."""

@@ -29,8 +29,9 @@ from tests.sim.wires import drawn
 
 HEALED_S = 10.0
 """After the last fault may begin, so that all has ended by then."""
-BOUND_S = 40.0
-"""Within this after the last fault everything accepted has ended."""
+GRACE_S = 15.0
+"""Beyond the work that one session has to do by itself, within this after the last fault
+everything accepted has ended."""
 START_WITHIN_S = 0.8
 _LOOK_EVERY_S = 0.1
 _NOTHING = 50
@@ -86,11 +87,21 @@ def _run(fleet: SimFleet, clients: SimClients) -> None:
     healed = START_S + plan.faults_s + HEALED_S
     properties = fleet.properties
     _until(fleet, healed, lambda: faults.over and properties.all_ended())
-    _until(fleet, healed + BOUND_S, properties.all_ended)
+    bound_s = GRACE_S + longest_session_s(plan)
+    _until(fleet, healed + bound_s, properties.all_ended)
     if not properties.all_ended():
         lines = "; ".join(properties.unfinished())
-        raise Violation(f"ends: not ended {BOUND_S:.0f} s after all healed: {lines}")
+        raise Violation(f"ends: not ended {bound_s:.0f} s after all healed: {lines}")
     properties.check_end()
+
+
+def longest_session_s(plan: Plan) -> float:
+    """Return how long the session with the most work needs for it, one task after another."""
+    needs: dict[tuple[str, str], float] = {}
+    for work in plan.work:
+        key = (work.pool, work.session)
+        needs[key] = needs.get(key, 0.0) + work.steps * work.step_s
+    return max(needs.values(), default=0.0)
 
 
 def _until(fleet: SimFleet, end: float, done: Callable[[], bool]) -> None:
