@@ -125,7 +125,7 @@ MUTATIONS = tuple(
         (no_barrier, "order model owner defect writer"),
         (lease_for_ever, "owner"),
         (no_journal_fence, "writer twice"),
-        (no_record_fence, "writer twice order model lost"),
+        (no_record_fence, "writer twice order model lost ends"),
         (no_session_order, "order"),
         (no_replay, "twice"),
         (no_request_id, "request"),
