@@ -7,11 +7,14 @@ crashed, nothing of it ever runs again, not even what `finally` says.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import random
+import sys
+import warnings
 from asyncio import events
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from corefleet.errors import CorefleetError
@@ -215,6 +218,19 @@ class Scheduler:
             callback(*args)
 
 
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Let nobody hear what coroutines of crashed processes say when they are let go of."""
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda unraisable: None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        sys.unraisablehook = hook
+
+
 class World(Scheduler):
     """What processes need of the world that they run in."""
 
@@ -226,6 +242,10 @@ class World(Scheduler):
 
     def bury(self, processes: list[Process]) -> None:
         """Let go of processes that are over, in silence."""
+        with silence():
+            self._bury(processes)
+
+    def _bury(self, processes: list[Process]) -> None:
         for process in processes:
             process.alive = False
             tasks = [task for task in asyncio.all_tasks(process.loop) if not task.done()]

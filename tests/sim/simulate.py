@@ -22,7 +22,7 @@ from corefleet.subjects import pool_key
 from tests.sim.client import SimClients
 from tests.sim.faults import Faults
 from tests.sim.fleet import SimFleet
-from tests.sim.loop import START_S, SimulationError
+from tests.sim.loop import START_S, SimulationError, silence
 from tests.sim.plan import Plan, controlds_of, nodes_of
 from tests.sim.properties import Violation
 from tests.sim.wires import drawn
@@ -150,7 +150,8 @@ def _without_collector() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-        gc.collect()
+        with silence():
+            gc.collect()
 
 
 @contextlib.contextmanager
