@@ -31,7 +31,7 @@ from controld.observer import Observer
 from controld.overview import Overview
 from controld.owner import Owner
 from controld.peer_reach import GrpcReach
-from controld.peers import Peers
+from controld.peers import PeerReach, Peers
 from controld.quotas import Quotas
 from controld.registration import Registrar
 from controld.registry import Registry
@@ -126,7 +126,7 @@ class Parts:
         # Who is registered answers: a port of a member that refuses is a dead member's.
         await server.start()
         await owner.start()
-        peers = Peers(self._cluster, self._background, self._registry, self._gauges, GrpcReach())
+        peers = Peers(self._cluster, self._background, self._registry, self._gauges, self._reach())
         stack.push_async_callback(peers.close)
         await peers.start()
         return address
@@ -134,6 +134,9 @@ class Parts:
     def _own(self) -> tuple[int, Mapping[str, int], Mapping[str, int]]:
         shards = self._shards
         return shards.live(), shards.backlog(), shards.in_flight()
+
+    def _reach(self) -> PeerReach:
+        return GrpcReach()
 
     def _server(self) -> ApiServer:
         tasks = TasksService(

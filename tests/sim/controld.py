@@ -11,6 +11,7 @@ from controld.calls import OwnerCalls
 from controld.cluster import Cluster
 from controld.intake import Intake
 from controld.parts import Parts
+from controld.peers import PeerReach
 from controld.registry import Registry
 from controld.settings import cluster_settings
 from corefleet.background import Background
@@ -23,6 +24,9 @@ from tests.sim.loop import Process, SimClock
 from tests.sim.nats import SimBus
 from tests.sim.streams import SimLog
 from tests.sim.surroundings import Surroundings
+
+_LOOK_S = 0.1
+"""How soon a peer's end is noticed."""
 
 
 class _NoServer:
@@ -41,11 +45,38 @@ class _NoServer:
         """Nobody calls."""
 
 
+class SimReach:
+    """Implements controld.peers.PeerReach: peers are known by the host in their address."""
+
+    def __init__(self, fleet: Surroundings, process: Process) -> None:
+        self._fleet = fleet
+        self._process = process
+
+    async def until_gone(self, address: str) -> None:
+        while self._found(address) is not None:  # noqa: ASYNC110 - a connection's end is no event here
+            await asyncio.sleep(_LOOK_S)
+
+    async def refused(self, address: str) -> bool:
+        """A machine that is there refuses; across a cut nothing answers."""
+        await asyncio.sleep(self._fleet.wires.delay_s())
+        name = address.partition(":")[0]
+        passes = self._fleet.wires.passes(self._process.name, name)
+        return passes and self._found(address) is None
+
+    def _found(self, address: str) -> Process | None:
+        return self._fleet.living(address.partition(":")[0])
+
+
 class SimParts(Parts):
-    """The parts as production wires them, without the gRPC server."""
+    """The parts as production wires them, without gRPC."""
+
+    reach: SimReach
 
     def _server(self) -> ApiServer:
         return cast(ApiServer, _NoServer(f"{self._cluster.controld}:7070"))
+
+    def _reach(self) -> PeerReach:
+        return cast(PeerReach, self.reach)
 
     @property
     def intake(self) -> Intake:
@@ -123,6 +154,7 @@ class SimControld:
         await registry.start()
         config = ControldConfig(id=self.name, lease_ttl_s=sizes.lease_ttl_s)
         parts = SimParts(config, cluster, background, registry, self.buses[1])
+        parts.reach = SimReach(fleet, self.process)
         await parts.start(stack)
         self.parts = parts
         fleet.serves(self.name)

@@ -68,6 +68,10 @@ class SimFleet(Surroundings):
             found.gone()
             self.after(drawn(self._rng, *RESTART_S), self.start_again, process.name)
 
+    def living(self, name: str) -> Process | None:
+        found = self.find(name)
+        return found.process if found is not None else None
+
     def decides(self, runner: ShardRunner, action: Action) -> None:
         """A shard's core decided on `action`."""
         if isinstance(action, WriteRecord | EndTask | SendAssignment) and self.current is not None:

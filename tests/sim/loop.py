@@ -22,6 +22,9 @@ from corefleet.errors import CorefleetError
 MOST_TURNS_AT_ONCE = 100_000
 """Turns without any time passing after which something runs in a circle."""
 
+MOST_LAST_WORDS = 20
+"""How often a coroutine that is closed may await something more."""
+
 EPOCH_MS = 1_700_000_000_000
 START_S = 1000.0
 
@@ -252,11 +255,13 @@ class World(Scheduler):
             for task in tasks:
                 setattr(task, "_log_destroy_pending", False)  # noqa: B010 - typeshed does not know it
                 coroutine = task.get_coro()
-                try:
-                    coroutine.close()
-                except (RuntimeError, CorefleetError):
-                    # What it would still have done, nobody sees.
-                    continue
+                for _ in range(MOST_LAST_WORDS):
+                    try:
+                        coroutine.close()
+                        break
+                    except (RuntimeError, CorefleetError):
+                        # It awaits something in a `finally`, which nobody sees any more.
+                        continue
             process.loop._ready.clear()
             process.loop._scheduled.clear()
             process.loop.close()

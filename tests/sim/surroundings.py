@@ -49,6 +49,10 @@ class Surroundings(World):
         """A controld has started."""
         raise NotImplementedError
 
+    def living(self, name: str) -> Process | None:
+        """Return the living process of that name."""
+        raise NotImplementedError
+
     def process_ended(self, process: Process) -> None:
         """A process has ended by itself."""
         raise NotImplementedError

@@ -12,9 +12,13 @@ from controld.core.fleet import Fleet
 from controld.core.liveness import LivenessTimes, RackLiveness
 from controld.core.liveness_io import (
     BeatReceived,
+    Found,
     LivenessAction,
     LivenessTick,
     NodeRegisteredEvent,
+    Observe,
+    Observed,
+    PeersSeen,
     Probe,
     ProbeAnswered,
     PublishDigest,
@@ -73,6 +77,7 @@ class Racks(Scheduler):
         core = self._racks.get(rack)
         if core is None:
             core = self._racks[rack] = RackLiveness(rack, "c0", 1, self._times)
+        core.handle(PeersSeen(("c1", "c2"), ()), self.now, 0)
         made = NodeRegistration(node=node, rack=rack, epoch=1, probe_address="there:1")
         core.handle(NodeRegisteredEvent(made), self.now, 0)
         self.fleet.registered(made, self.now)
@@ -96,8 +101,15 @@ class Racks(Scheduler):
                 case Probe():
                     alive = action.node not in self.dead
                     wait = WIRE_S if alive else self._times.probe_timeout_s
-                    answer = ProbeAnswered(action.node, action.node_epoch, alive)
-                    self.after(wait, self._probed, rack, answer)
+                    found: Found = "alive" if alive else "nobody"
+                    answer = ProbeAnswered(action.node, action.node_epoch, found)
+                    self.after(wait, self._looked, rack, answer)
+                case Observe():
+                    alive = action.node not in self.dead
+                    wait = WIRE_S if alive else self._times.probe_timeout_s
+                    found = "alive" if alive else "nobody"
+                    seen = Observed(action.node, action.node_epoch, action.observer, found)
+                    self.after(wait + 2 * WIRE_S, self._looked, rack, seen)
                 case PublishDigest():
                     self.fleet.digest(action.digest, self.now)
                 case PushVerdict():
@@ -106,7 +118,7 @@ class Racks(Scheduler):
                     for gone in delta.gone:
                         self.told.setdefault(gone.node, self.now)
 
-    def _probed(self, rack: str, answer: ProbeAnswered) -> None:
+    def _looked(self, rack: str, answer: ProbeAnswered | Observed) -> None:
         self._feed(rack, self._racks[rack].handle(answer, self.now, 0))
 
 
