@@ -8,7 +8,15 @@ from collections.abc import Callable
 
 import msgspec
 
-from corefleet.messages.links import AppendSteps, AttemptOver, FinishTask, Frame, RunTask
+from corefleet.messages.links import (
+    AppendSteps,
+    AttemptOver,
+    FinishTask,
+    Frame,
+    ReturnTask,
+    RunTask,
+    YieldTask,
+)
 from corefleet.messages.records import Failure, SessionState, Step
 
 CHAIN = "chain"
@@ -47,6 +55,7 @@ class SimWorker:
         self._wrong = wrong
         self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._appended: dict[tuple[str, int], asyncio.Future[None]] = {}
+        self._yields: dict[tuple[str, int], str] = {}
 
     def take(self, frame: Frame) -> None:
         """A frame from agentd."""
@@ -59,6 +68,8 @@ class SimWorker:
             task_ = self._running.get((frame.task, frame.attempt))
             if task_ is not None:
                 task_.cancel()
+        elif isinstance(frame, YieldTask):
+            self._yields[frame.task, frame.attempt] = frame.reason
         else:
             waiting = self._appended.pop((frame.task, frame.attempt), None)  # type: ignore[attr-defined]
             if waiting is not None and not waiting.done():
@@ -78,6 +89,11 @@ class SimWorker:
         for number in range(script.steps):
             result = result_of_step(value, record.request_id, number)
             if number not in known:
+                reason = self._yields.pop((record.task, record.attempt), None)
+                if reason is not None:
+                    back = ReturnTask(task=record.task, attempt=record.attempt, reason=reason)
+                    self._say(self.name, back)
+                    return
                 await asyncio.sleep(script.step_s)
                 step = Step(
                     step=number,

@@ -39,6 +39,7 @@ from corefleet.messages.wire import (
     DropAttempt,
     InventoryAnswer,
     InventoryQuery,
+    YieldAttempt,
 )
 from corefleet.subjects import Layout, beat
 from tests.sim.agent import SimWorker
@@ -125,6 +126,9 @@ class SimNode:
 
     def drop(self, drop: DropAttempt) -> None:
         self.attempts.drop(drop)
+
+    def yield_back(self, asked: YieldAttempt) -> None:
+        self.attempts.yield_back(asked)
 
     def inventory(self, query: InventoryQuery) -> InventoryAnswer:
         return self.attempts.inventory(query)
