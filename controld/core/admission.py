@@ -21,6 +21,8 @@ _LEAST_DEPTH = 2.0
 a token that comes while one lies ready is lost, a quarter of them at even demand."""
 _BATCH_BACKLOG = 0.8
 """Share of a backlog limit above which batch is refused, before online is."""
+_WHOLE = 1.0 - 1e-6
+"""A token, but for what sums of floats lose: a wait for the rest would be no wait at all."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -82,7 +84,7 @@ class _Bucket:
 
     def wait_s(self) -> float:
         """Return 0 when there is a token, else the seconds until there is one."""
-        if self.tokens >= 1.0:
+        if self.tokens >= _WHOLE:
             return 0.0
         return (1.0 - self.tokens) / self.rate if self.rate > 0.0 else _SHARE_RETRY_S
 
@@ -242,6 +244,9 @@ class Admission:
         _, pool, *tenants = name.split("/")
         quota = self.quota(name)
         rate = quota.amount if quota else 0.0
+        if rate > 0.0:
+            # A share may be small because nobody asked here: it follows this very demand.
+            wait_s = min(wait_s, max(_SHARE_RETRY_S, 1.0 / rate))
         if tenants:
             return Refusal(
                 f"pool {pool}: tenant {tenants[0]} is over its rate of {rate:g} "

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from controld.core.admission import Admission, AdmissionSettings, Refusal
+from controld.core.admission import Admission, AdmissionSettings, Refusal, _Bucket
 from controld.core.overload import PATIENCE
+from controld.core.quota_division import Quota
 from controld.core.quota_shares import QuotaShares
 from corefleet.messages.records import PoolSpec
 from corefleet.messages.wire import QuotaReport
@@ -181,3 +184,19 @@ def test_the_wait_before_the_next_token_shrinks_as_time_passes() -> None:
     assert first is not None
     assert second is not None
     assert (first.retry_after_s, second.retry_after_s) == pytest.approx((0.75, 0.5))
+
+
+@given(st.floats(0.01, 1000.0), st.floats(0.0, 0.999), st.floats(0.0, 1e6))
+def test_who_waits_as_long_as_told_finds_a_token(rate: float, tokens: float, now: float) -> None:
+    bucket = _Bucket(now, rate, tokens)
+    then = now + bucket.wait_s()
+    bucket.fill(then, rate, Quota(amount=rate, burst=10.0))
+    assert bucket.wait_s() == 0.0
+
+
+def test_a_small_share_makes_nobody_wait_longer_than_the_share_takes_to_grow() -> None:
+    found = admission(rated(rate=4.0), 0.0, "me", "other")
+    found.shares.tick(0.0)
+    (name,) = found._buckets
+    refusal = found._over(name, 136.0, coming=False)
+    assert refusal.retry_after_s <= 0.5
