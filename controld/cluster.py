@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import secrets
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from corefleet.bus import Bus, Log
@@ -27,5 +25,3 @@ class Cluster:
     clock: Clock
     chance: random.Random = field(default_factory=random.Random)
     """What its cores draw from."""
-    entropy: Callable[[int], bytes] = secrets.token_bytes
-    """Returns so many bytes that nobody can guess, for ids."""

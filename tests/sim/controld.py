@@ -147,7 +147,6 @@ class SimControld:
             store=self.store,
             clock=SimClock(self.process),
             chance=rng,
-            entropy=rng.randbytes,
         )
         registry = Registry(self.store, background)
         stack.push_async_callback(registry.close)

@@ -162,6 +162,7 @@ class SimLog:
     def __init__(self, server: StreamServer, bus: SimBus) -> None:
         self._server = server
         self._bus = bus
+        self._soon: set[asyncio.Task[None]] = set()
 
     async def ensure(self, settings: ClusterSettings) -> None:
         def serve(reply: Reply) -> None:
@@ -172,6 +173,21 @@ class SimLog:
 
     async def append(self, entry: Entry, timeout_s: float) -> int:
         return await self.append_batch((entry,), timeout_s)
+
+    def append_soon(
+        self, entry: Entry, timeout_s: float, done: Callable[[int | CorefleetError], None]
+    ) -> None:
+        async def tell() -> None:
+            outcome: int | CorefleetError
+            try:
+                outcome = await self.append(entry, timeout_s)
+            except CorefleetError as error:
+                outcome = error
+            done(outcome)
+
+        task = asyncio.create_task(tell())
+        self._soon.add(task)
+        task.add_done_callback(self._soon.discard)
 
     async def append_batch(self, entries: Sequence[Entry], timeout_s: float) -> int:
         process, server = self._bus.process, self._server
