@@ -83,7 +83,9 @@ class Parts:
         self._followers = Followers(cluster, background, self._stories)
         self._registrar = Registrar(cluster, registry, background)
         admission = _admission(config, cluster)
-        self._quotas = Quotas(cluster, background, registry, beats_bus, self._gauges, admission)
+        self._quotas = Quotas(
+            cluster, background, registry, beats_bus, self._gauges, admission, self._shards
+        )
         self._intake = Intake(
             cluster,
             background,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from typing import Protocol
 
 import structlog
 
@@ -25,6 +27,21 @@ from corefleet.subjects import QUOTAS
 
 _log = structlog.get_logger(__name__)
 
+_IN_FLIGHT = "in_flight/"
+
+
+class Places(Protocol):
+    """The places of pools in this controld's shards."""
+
+    def backlog(self) -> Mapping[str, int]:
+        """Return how many tasks of each pool wait for a place."""
+
+    def in_flight(self) -> Mapping[str, int]:
+        """Return how many tasks of each pool have one."""
+
+    def set_share(self, pool: str, limit: int | None) -> None:
+        """Let the pool use `limit` places here; None: as many as the shards' allotments."""
+
 
 class Quotas:
     """Keeps `admission` current on pools, members, shares and load.
@@ -41,6 +58,7 @@ class Quotas:
         bus: Bus,
         gauges: Gauges,
         admission: Admission,
+        places: Places,
     ) -> None:
         self._clock = cluster.clock
         self._background = background
@@ -48,6 +66,9 @@ class Quotas:
         self._bus = bus
         self._gauges = gauges
         self._admission = admission
+        self._places = places
+        self._given: dict[str, int] = {}
+        """Places that our shards may use, of each pool with a limit."""
         self._open = AsyncExitStack()
         self._shown: set[str] = set()
 
@@ -75,11 +96,40 @@ class Quotas:
         while True:
             await asyncio.sleep(TICK_S)
             now = self._clock.monotonic()
+            self._want_places(now)
             report = shares.tick(now)
             if report is not None:
                 self._bus.publish(QUOTAS, encode(report))
             self._admission.refresh(now)
+            self._give_places(now)
             self._show(now)
+
+    def _want_places(self, now: float) -> None:
+        """Ask for as many places of each limited pool as its tasks here would use."""
+        limited = self._limited()
+        if not limited:
+            return
+        waiting, busy = self._places.backlog(), self._places.in_flight()
+        for pool in limited:
+            in_use = busy.get(pool, 0)
+            self._admission.shares.set_places(
+                f"{_IN_FLIGHT}{pool}", waiting.get(pool, 0) + in_use, in_use, now
+            )
+
+    def _give_places(self, now: float) -> None:
+        """Let the shards use the places that were agreed on."""
+        limited = self._limited()
+        for pool in self._given.keys() - set(limited):
+            del self._given[pool]
+            self._places.set_share(pool, None)
+        for pool in limited:
+            share = int(self._admission.shares.share(f"{_IN_FLIGHT}{pool}", now))
+            if share != self._given.get(pool):
+                self._given[pool] = share
+                self._places.set_share(pool, share)
+
+    def _limited(self) -> list[str]:
+        return [name for name, spec in self._registry.pools.records.items() if spec.max_in_flight]
 
     async def _watch_load(self) -> None:
         overload, loop = self._admission.overload, asyncio.get_running_loop()

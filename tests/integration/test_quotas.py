@@ -15,21 +15,16 @@ from grpc_status import rpc_status
 
 from corefleet.client import Client
 from corefleet.errors import InvalidInput
+from corefleet.journal import Journal
+from corefleet.messages.records import Step
+from corefleet.messages.wire import Assignment
 from corefleet.rpc import tasks_pb2, tasks_pb2_grpc
 from tests.integration.control_plane import POOL, ControlPlane
+from tests.integration.fake_node import FakeNode
 
 RATE, BURST = 200.0, 20
 LIMITED = f"{POOL}rate_per_s = {RATE}\nburst = {BURST}\n"
 TENANTS = f"{POOL}tenant_rate_per_s = 5.0\n"
-_DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"
-
-
-def accepted_s(task: str) -> float:
-    """Return the seconds of the wall clock that a task's id was made at."""
-    value = 0
-    for digit in task.split("-")[1][:10]:
-        value = value * 32 + _DIGITS.index(digit)
-    return value / 1000
 
 
 class Caller:
@@ -38,6 +33,7 @@ class Caller:
     def __init__(self, address: str, pool: str) -> None:
         self._address = address
         self._pool = pool
+        self._tasks: list[str] = []
         self.taken: list[float] = []
         self.refusals: list[tasks_pb2.Refusal] = []
 
@@ -45,9 +41,13 @@ class Caller:
         async with Client(self._address) as client:
             async for event in client.submit_many(self._requests(per_s, seconds)):
                 if event.HasField("accepted"):
-                    self.taken.append(accepted_s(event.accepted.task))
+                    self._tasks.append(event.accepted.task)
                 else:
                     self.refusals.append(event.refused)
+            tasks, self._tasks = self._tasks, []
+            for start in range(0, len(tasks), 64):
+                found = await asyncio.gather(*map(client.get, tasks[start : start + 64]))
+                self.taken += [each.created_ms / 1000 for each in found]
 
     async def _requests(
         self, per_s: float, seconds: float
@@ -86,6 +86,29 @@ async def test_one_busy_controld_uses_all_of_the_rate_and_two_share_it(
     assert {each.message for each in refused} == {
         "pool limited: over its rate of 200 submissions a second"
     }
+
+
+async def test_a_limit_in_flight_smaller_than_the_shards_is_kept_and_used_over_both_controlds(
+    plane: ControlPlane, client: Client
+) -> None:
+    most = 0
+
+    async def work(node: FakeNode, assignment: Assignment, journal: Journal) -> str:
+        nonlocal most
+        most = max(most, len(node.held))
+        await journal.append((Step(step=0, kind="tool", attempt=1, node=node.name),))
+        return "done"
+
+    await client.apply_pool("few", f"{POOL}max_in_flight = 3\n")
+    async with FakeNode(plane.nats.url, "n1", pool="few", run=work):
+        requests = [Client.request("few", "x", follow=True) for _ in range(64)]
+        finished = 0
+        async with asyncio.timeout(60):
+            async for event in client.submit_many(requests):
+                if event.HasField("event") and event.event.HasField("finished"):
+                    finished += 1
+    assert finished == 64
+    assert 2 <= most <= 3
 
 
 async def test_a_refusal_of_a_tenant_carries_retry_info(
