@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 import time
 from contextlib import AsyncExitStack
@@ -163,3 +164,20 @@ async def test_trace_of_an_unknown_task_says_so(plane: ControlPlane, client: Cli
     assert (code, out) == (2, "")
     assert "not known; it never was, or its result has expired" in err
     assert (await agentctl(plane, "trace", "no-task"))[0] == 2
+
+
+async def test_top_goes_on_until_it_is_interrupted(plane: ControlPlane, client: Client) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "agentctl", "top", "--json", "--interval", "0.1"),
+        *("--address", plane.addresses[0]),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(60):
+        first = json.loads(await process.stdout.readline())
+        second = json.loads(await process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        await process.communicate()
+    assert first["interval_s"] is None
+    assert second["interval_s"] > 0
+    assert process.returncode == 0
