@@ -25,7 +25,6 @@ DomainId = NewType("DomainId", int)
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}\Z")
 _REQUEST = re.compile(r"[A-Za-z0-9_/:-]{1,128}\Z")
 _TASK = re.compile(r"([0-9a-f]{1,4})-([0-9a-z]{26})\Z")
-_CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
 def check_name(field: str, value: str) -> str:
@@ -59,20 +58,6 @@ def session_for_request(request_id: str) -> SessionName:
     """
     digest = hashlib.blake2b(request_id.encode(), digest_size=10).hexdigest()
     return SessionName(f"s{digest}")
-
-
-def new_task_id(shard: int, now_ms: int, entropy: bytes) -> TaskId:
-    """Make a task id: shard in hex, then 48 bits of time and 80 of `entropy`.
-
-    The second part sorts by time and is spelled in Crockford's base 32 as a
-    ULID is (https://github.com/ulid/spec). `entropy` is 10 random bytes.
-    """
-    value = (now_ms & (2**48 - 1)) << 80 | int.from_bytes(entropy[:10], "big")
-    digits = []
-    for _ in range(26):
-        digits.append(_CROCKFORD[value & 31])
-        value >>= 5
-    return TaskId(f"{shard:x}-{''.join(reversed(digits))}")
 
 
 def task_id_of(shard: int, request_id: str) -> TaskId:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
-import time
+import secrets
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -18,7 +17,7 @@ from corefleet.bus import Entry, Incoming
 from corefleet.codec import decode, encode
 from corefleet.config import NatsConfig
 from corefleet.errors import CorefleetError, Unavailable
-from corefleet.ids import new_task_id, shard_of
+from corefleet.ids import shard_of, task_id_of
 from corefleet.journal import place
 from corefleet.messages.records import (
     ClusterSettings,
@@ -146,7 +145,7 @@ class ScriptedControl:
     ) -> Assignment:
         """Write a new task's record and its placing on `node`; return the assignment."""
         shard = shard_of(pool, session, self.settings.shards)
-        task = new_task_id(shard, time.time_ns() // 1_000_000, os.urandom(10))
+        task = task_id_of(shard, secrets.token_hex(8))
         record = TaskRecord(
             task=task,
             pool=pool,
