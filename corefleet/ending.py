@@ -37,8 +37,9 @@ from corefleet.messages.records import (
 from corefleet.subjects import Layout
 from corefleet.sure_append import Patience, append_surely, read_surely
 
-TERMINAL_TTL_S = 5
-"""How long followers have to see that a record is terminal."""
+TERMINAL_TTL_S = 15
+"""How long followers have to see that a record is terminal: longer than a stream is without a
+leader, or a follower on its way to another server (4 to 9 s, docs/failure-matrix.md)."""
 RESULT_SLACK_S = 5
 """A result outlives its request id by this, which `submit` counts on."""
 
