@@ -25,7 +25,7 @@ from tests.sim.nats import SimBus
 from tests.sim.streams import SimLog
 from tests.sim.surroundings import Surroundings
 
-_LOOK_S = 0.1
+_LOOK_S = 0.25
 """How soon a peer's end is noticed."""
 
 

@@ -20,9 +20,10 @@ from corefleet.bus import Entry, Log
 from corefleet.codec import encode
 from corefleet.errors import Unavailable
 from corefleet.ids import shard_of_task
-from corefleet.messages.records import RequestRecord, Step, TaskRecord
+from corefleet.messages.records import Step, TaskRecord
 from corefleet.subjects import Layout
 from corefleet.sure_append import append_surely
+from tests.sim.plan import BUSY_CONTROLD, Fault, Plan, draw_plan
 
 Patch = pytest.MonkeyPatch
 
@@ -56,16 +57,20 @@ def no_journal_fence(patch: Patch) -> None:
 def no_record_fence(patch: Patch) -> None:
     """Rules 7 and 9 ignored: an owner's placing and requeueing overwrite what stands there."""
 
-    async def place(
-        log: Log, layout: Layout, record: TaskRecord, revision: int, patience: Any = None
-    ) -> int:
+    def rewrite(layout: Layout, record: TaskRecord, revision: int) -> Entry:
         subject = layout.task(shard_of_task(record.task), record.task)
+        return Entry(subject, encode(record), rollup=True)
+
+    async def place(
+        log: Log, layout: Layout, record: TaskRecord, revision: int, *_: Any, **__: Any
+    ) -> int:
         while True:
             try:
-                return await log.append(Entry(subject, encode(record), rollup=True), 2.0)
+                return await log.append(rewrite(layout, record, revision), 2.0)
             except Unavailable:
                 await asyncio.sleep(0.05)
 
+    patch.setattr(runner_module, "rewrite", rewrite)
     patch.setattr(runner_module, "place", place)
 
 
@@ -95,16 +100,14 @@ def no_replay(patch: Patch) -> None:
 
 
 def no_request_id(patch: Patch) -> None:
-    """Rule 4 ignored: each submission makes a task of its own."""
+    """Rule 4 ignored: a repeated submission creates its task again."""
 
-    async def submit(
-        log: Log, layout: Layout, request: RequestRecord, record: TaskRecord, patience: Any = None
-    ) -> tuple[str, bool]:
+    def creation(layout: Layout, record: TaskRecord) -> Entry:
         subject = layout.task(shard_of_task(record.task), record.task)
-        await log.append(Entry(subject, encode(record), fence_sequence=0), 2.0)
-        return record.task, False
+        return Entry(subject, encode(record), rollup=True)
 
-    patch.setattr("controld.intake.submit", submit)
+    patch.setattr("controld.intake.creation", creation)
+    patch.setattr("corefleet.acceptance.creation", creation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +116,24 @@ class Mutation:
 
     make: Callable[[Patch], None]
     shows: frozenset[str]
+    faults: tuple[Fault, ...] = ()
+    """Beside those of the seed's plan: what the rule is there for."""
+
+    def plan(self, seed: int) -> Plan:
+        """Return the plan of a seed with the faults that the defect needs."""
+        plan = draw_plan(seed)
+        return msgspec.structs.replace(plan, faults=(*plan.faults, *self.faults))
 
     @property
     def name(self) -> str:
         return self.make.__name__
 
 
+_CUT_OFF = tuple(Fault(at, "etcd_cut", BUSY_CONTROLD, 5.0, 2.0) for at in (5.0, 11.0))
+_NEEDS: dict[Callable[[Patch], None], tuple[Fault, ...]] = {lease_for_ever: _CUT_OFF}
+
 MUTATIONS = tuple(
-    Mutation(make, frozenset(shows.split()))
+    Mutation(make, frozenset(shows.split()), _NEEDS.get(make, ()))
     for make, shows in (
         (no_barrier, "order model owner defect writer"),
         (lease_for_ever, "owner"),
@@ -128,6 +141,6 @@ MUTATIONS = tuple(
         (no_record_fence, "writer twice order model lost ends"),
         (no_session_order, "order"),
         (no_replay, "twice"),
-        (no_request_id, "request"),
+        (no_request_id, "request writer twice model order defect"),
     )
 )

@@ -97,7 +97,7 @@ SMALL = Sizes()
 LARGE = Sizes(controlds=5, racks=4, nodes_a_rack=4, shards=16, streams=4)
 
 POOLS = ("chat", "code", "night")
-FAULTS_S = 18.0
+FAULTS_S = 15.0
 FIRST_FAULT_S = 4.0
 """By then the cluster stands."""
 MOST_LASTS_S = 8.0
@@ -110,7 +110,7 @@ def draw_plan(seed: int) -> Plan:
     return Plan(
         seed=seed,
         sizes=sizes,
-        work=_work(rng, 48 if sizes is SMALL else 120),
+        work=_work(rng, 42 if sizes is SMALL else 90),
         faults=_faults(rng, sizes),
         faults_s=FAULTS_S,
     )

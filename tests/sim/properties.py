@@ -33,7 +33,6 @@ from corefleet.messages.records import (
     OwnerMark,
     Ownership,
     PoolSpec,
-    RequestRecord,
     ResultRecord,
     SessionHead,
     TaskRecord,
@@ -114,8 +113,6 @@ class Properties:
                     self._head(decode(stored.payload, SessionHead))
                 case "res":
                     self._result(decode(stored.payload, ResultRecord))
-                case "req":
-                    self._request(decode(stored.payload, RequestRecord))
                 case "owner":
                     self._mark(decode(stored.payload, OwnerMark))
 
@@ -266,12 +263,6 @@ class Properties:
             raise Violation(f"twice: {result.task} ended {task.result.state} and {result.state}")
         task.result = result
         self._count(result.state)
-
-    def _request(self, request: RequestRecord) -> None:
-        before = self._requests.setdefault(request.request_id, request.task)
-        if before != request.task and before in self.tasks:
-            raise Violation(f"request: {request.request_id} made {before} and {request.task}")
-        self._requests[request.request_id] = request.task
 
     def _mark(self, mark: OwnerMark) -> None:
         before = self._marks.get(mark.shard)

@@ -153,12 +153,14 @@ def _watched(fleet: SimFleet) -> Iterator[None]:
 def _without_collector() -> Iterator[None]:
     """Let nothing be found dead in the middle of a run: that would not repeat itself."""
     gc.disable()
+    gc.freeze()  # what was there before need not be looked at afterwards
     try:
         yield
     finally:
         gc.enable()
         with silence():
             gc.collect()
+        gc.unfreeze()
 
 
 @contextlib.contextmanager

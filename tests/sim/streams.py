@@ -162,7 +162,7 @@ class SimLog:
     def __init__(self, server: StreamServer, bus: SimBus) -> None:
         self._server = server
         self._bus = bus
-        self._soon: set[asyncio.Task[None]] = set()
+        self._appending: dict[asyncio.Task[None], None] = {}
 
     async def ensure(self, settings: ClusterSettings) -> None:
         def serve(reply: Reply) -> None:
@@ -177,17 +177,16 @@ class SimLog:
     def append_soon(
         self, entry: Entry, timeout_s: float, done: Callable[[int | CorefleetError], None]
     ) -> None:
-        async def tell() -> None:
-            outcome: int | CorefleetError
+        async def work() -> None:
             try:
-                outcome = await self.append(entry, timeout_s)
+                outcome: int | CorefleetError = await self.append(entry, timeout_s)
             except CorefleetError as error:
                 outcome = error
             done(outcome)
 
-        task = asyncio.create_task(tell())
-        self._soon.add(task)
-        task.add_done_callback(self._soon.discard)
+        task = asyncio.get_running_loop().create_task(work(), name="append soon")
+        self._appending[task] = None
+        task.add_done_callback(self._appending.pop)
 
     async def append_batch(self, entries: Sequence[Entry], timeout_s: float) -> int:
         process, server = self._bus.process, self._server

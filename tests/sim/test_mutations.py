@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tests.sim.mutations import MUTATIONS, Mutation
-from tests.sim.plan import draw_plan
 from tests.sim.simulate import simulate
 
 WITHIN_SEEDS = 12
@@ -17,7 +16,7 @@ WITHIN_SEEDS = 12
 def test_a_defect_is_found(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     mutation.make(monkeypatch)
     for seed in range(WITHIN_SEEDS):
-        violation = simulate(draw_plan(seed)).violation
+        violation = simulate(mutation.plan(seed)).violation
         if violation:
             assert violation.partition(":")[0] in mutation.shows, violation
             return
