@@ -343,10 +343,15 @@ class Client:
             await self._pause(found, give_up)
 
     async def _pause(self, error: Exception, give_up: float) -> None:
-        """Turn to the next controld after a moment; raise `error` if that cannot help."""
-        if not isinstance(error, Unavailable) or self._now() + _PAUSE_S >= give_up:
+        """Turn to the next controld after a moment; raise `error` if that cannot help.
+
+        The next call goes to the next one even when there is no time left for this one.
+        """
+        if not isinstance(error, Unavailable):
             raise error
         self._current = (self._current + 1) % len(self._addresses)
+        if self._now() + _PAUSE_S >= give_up:
+            raise error
         await asyncio.sleep(_PAUSE_S * (0.5 + random.random()))
 
     def _peer(self) -> _Peer:

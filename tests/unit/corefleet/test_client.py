@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
@@ -11,7 +12,7 @@ import grpc.aio
 import pytest
 
 from corefleet.client import Client
-from corefleet.errors import Conflict, Exhausted, InvalidInput, NotFound, Unavailable
+from corefleet.errors import Conflict, Exhausted, InvalidInput, NotFound, Timeout, Unavailable
 from corefleet.rpc import tasks_pb2, tasks_pb2_grpc
 
 TASK = "3-0123456789abcdefghjkmnpqrs"
@@ -125,6 +126,15 @@ async def test_another_controld_answers_when_one_is_gone(
         for _ in range(4):
             assert (await client.submit("p", "hi")).task == TASK
     assert len(service.submitted) == 4
+
+
+async def test_a_controld_that_is_frozen_is_asked_once_and_then_left(serve: Serve) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        addresses = [f"127.0.0.1:{silent.getsockname()[1]}", await serve(FakeTasks())]
+        async with Client(addresses, timeout_s=0.5) as client:
+            with pytest.raises(Timeout):
+                await client.get(TASK)
+            assert (await client.get(TASK)).task == TASK
 
 
 async def test_nobody_there_is_unavailable_in_time(free_port: Callable[[], int]) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from corefleet.adapters.memory_log import Fault
 from corefleet.codec import decode, encode
+from corefleet.ending import TERMINAL_TTL_S
 from corefleet.errors import AttemptDropped, Fenced, NotFound
 from corefleet.messages.records import JournalEntry, ResultRecord, Step, TaskRecord
 from tests.unit.corefleet.task_world import (
@@ -63,7 +64,7 @@ def test_rule_3_what_ends_expires(world: World) -> None:
     record, journal = begin(world)
     Run(journal.append((step(0),))).finish()
     Run(journal.finish(result_of(record), head_of(record))).finish()
-    world.clock.advance(6)
+    world.clock.advance(TERMINAL_TTL_S + 1)
     assert world.record() is None
     assert world.results() != []
     world.clock.advance(record.result_ttl_s)
