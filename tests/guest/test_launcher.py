@@ -27,7 +27,7 @@ _NEEDED = (
     "tests/unit/agentd/launch/__init__.py",
     "tests/unit/agentd/launch/scripted_systemd.py",
 )
-_LIMIT_S = 240.0
+_LIMIT_S = 540.0
 
 pytestmark = pytest.mark.timeout(_LIMIT_S + 60, func_only=True)
 
