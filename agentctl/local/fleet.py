@@ -18,7 +18,7 @@ from corefleet.errors import InvalidInput
 from corefleet.messages.records import PoolSpec
 
 _RESTART_PAUSE_S = 1.0
-_STARTS_AT_ONCE = 8
+_STARTS_AT_ONCE = 4
 
 Report = Callable[[str], None]
 
