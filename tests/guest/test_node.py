@@ -22,7 +22,7 @@ from tests.integration.scripted_control import ScriptedControl
 from tests.servers.nats import NatsServer
 from tools.guest.guest import Guest
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300, func_only=True)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600, func_only=True)]
 
 DOMAINS = {0, 1, 2, 3}
 
