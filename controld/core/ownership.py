@@ -7,8 +7,6 @@ compare-and-set decides; this core only chooses when to try (rules 7 and 12).
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from controld.core.ownership_io import (
@@ -28,12 +26,9 @@ from controld.core.ownership_io import (
     UnitSeen,
     UnitsKnown,
 )
+from controld.core.rendezvous import digest, score
 from controld.core.rng import Rng, between
 from corefleet.messages.records import Ownership
-
-_MASK = 2**64 - 1
-_MIX = 0xBF58476D1CE4E5B9
-_MIX2 = 0x94D049BB133111EB
 
 
 @dataclass(slots=True, frozen=True)
@@ -73,7 +68,7 @@ class _Unit:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.digest = _digest(name)
+        self.digest = digest(name)
         self.known = False
         """Exists, as UnitsKnown says; what the store holds of others is only remembered."""
         self.controld = ""
@@ -154,7 +149,7 @@ class OwnershipCore:
         for name in gone:
             del self._members[name]
         for name in new:
-            self._members[name] = _digest(name)
+            self._members[name] = digest(name)
             self._hinted.discard(name)
         for unit in self._units.values():
             if unit.best in gone:
@@ -311,24 +306,6 @@ class OwnershipCore:
             self._consider(unit, name)
 
     def _consider(self, unit: _Unit, name: str) -> None:
-        score = _score(unit.digest, self._members[name])
-        if (score, name) > (unit.best_score, unit.best):
-            unit.best, unit.best_score = name, score
-
-
-def rightful_owner(unit: str, members: Iterable[str]) -> str:
-    """Return the member with the highest hash for `unit`, '' when there is none."""
-    digest = _digest(unit)
-    return max(members, key=lambda name: (_score(digest, _digest(name)), name), default="")
-
-
-def _digest(name: str) -> int:
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")
-
-
-def _score(unit: int, member: int) -> int:
-    """Mix two 64-bit digests as splitmix64 does."""
-    mixed = unit ^ (member * _MIX & _MASK)
-    mixed = (mixed ^ (mixed >> 30)) * _MIX & _MASK
-    mixed = (mixed ^ (mixed >> 27)) * _MIX2 & _MASK
-    return mixed ^ (mixed >> 31)
+        found = score(unit.digest, self._members[name])
+        if (found, name) > (unit.best_score, unit.best):
+            unit.best, unit.best_score = name, found

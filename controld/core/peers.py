@@ -9,10 +9,10 @@ over, so only the lease ends it (docs/architecture.md, rules 7 and 12).
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
+from controld.core.rendezvous import digest
 from corefleet.errors import IllegalTransition
 
 WATCHED = 3
@@ -192,10 +192,6 @@ class PeersCore:
 def successors(controld: str, peers: tuple[Peer, ...], count: int = WATCHED) -> tuple[Peer, ...]:
     """Return the `count` peers that follow `controld` on the ring of names' digests."""
     others = [peer for peer in peers if peer.controld != controld]
-    own = _place(controld)
-    others.sort(key=lambda peer: ((_place(peer.controld) - own) % 2**64, peer.controld))
+    own = digest(controld)
+    others.sort(key=lambda peer: ((digest(peer.controld) - own) % 2**64, peer.controld))
     return tuple(others[:count])
-
-
-def _place(controld: str) -> int:
-    return int.from_bytes(hashlib.blake2b(controld.encode(), digest_size=8).digest(), "big")

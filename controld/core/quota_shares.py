@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterable, Set
 
 from controld.core.quota_division import Quota
 from controld.core.quota_grants import Follower, QuotaGrants
+from controld.core.rendezvous import rightful_owner
 from corefleet.messages.wire import QuotaReport
 
 TICK_S = 0.2
@@ -358,10 +359,5 @@ class QuotaShares:
         """Return who divides the quota, by rendezvous hashing; '' without members."""
         holder = self._holders.get(name)
         if holder is None:
-            holder = max(self._members, key=lambda member: _weight(name, member), default="")
-            self._holders[name] = holder
+            holder = self._holders[name] = rightful_owner(name, self._members)
         return holder
-
-
-def _weight(name: str, member: str) -> bytes:
-    return hashlib.blake2b(f"{name}\n{member}".encode(), digest_size=8).digest()

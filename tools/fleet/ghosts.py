@@ -16,7 +16,7 @@ from controld.core.liveness_io import (
     NodeRegisteredEvent,
     PublishDigest,
 )
-from controld.core.ownership import rightful_owner
+from controld.core.rendezvous import rightful_owner
 from corefleet.adapters.etcd_store import EtcdStore
 from corefleet.adapters.nats_bus import NatsBus
 from corefleet.background import stop
