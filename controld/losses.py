@@ -12,12 +12,12 @@ from controld.cluster import Cluster
 from controld.core.loss_votes import LossVotes
 from controld.core.mass_loss import MassLoss
 from controld.gauges import Gauges
+from controld.heard import heard
 from controld.observer import Observer
 from controld.registry import Registry
 from corefleet.background import Background, stop
 from corefleet.bus import Bus, Incoming
-from corefleet.codec import decode, encode
-from corefleet.errors import CorruptRecord
+from corefleet.codec import encode
 from corefleet.messages.wire import LossVote
 from corefleet.subjects import LOSS_VOTES
 
@@ -128,9 +128,7 @@ class Losses:
             self._bus.publish(LOSS_VOTES, encode(vote))
 
     def _voted(self, message: Incoming) -> None:
-        try:
-            vote = decode(message.payload, LossVote)
-        except CorruptRecord as error:
-            _log.warning("vote on a mass loss is not usable", error=str(error))
+        vote = heard(message, LossVote, "vote on a mass loss")
+        if vote is None:
             return
         self._votes.voted(vote, self._cluster.clock.monotonic())

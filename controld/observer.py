@@ -7,6 +7,7 @@ import structlog
 from controld.cluster import Cluster
 from controld.core.liveness_io import Found
 from controld.gauges import Gauges
+from controld.heard import heard
 from controld.probe import probe as probe_port
 from corefleet.background import Background
 from corefleet.bus import Bus, Incoming, Subscription
@@ -78,10 +79,8 @@ class Observer:
         return found
 
     def _asked(self, message: Incoming) -> None:
-        try:
-            asked = decode(message.payload, ObserveNode)
-        except CorruptRecord as error:
-            _log.warning("question for a second look is not usable", error=str(error))
+        asked = heard(message, ObserveNode, "question for a second look")
+        if asked is None:
             return
         self._background.spawn(self._answer(asked, message.reply), f"observe {asked.node}")
 

@@ -11,21 +11,17 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
-import structlog
-
 from controld.cluster import Cluster
 from controld.core.fleet import Fleet
 from controld.core.overview import FleetTally
 from controld.gauges import Gauges
+from controld.heard import heard
 from controld.registry import Registry
 from corefleet.background import Background, stop
 from corefleet.bus import Incoming
-from corefleet.codec import decode, encode
-from corefleet.errors import CorruptRecord
+from corefleet.codec import encode
 from corefleet.messages.wire import AskOverview, ControldOverview
 from corefleet.subjects import OVERVIEW, overview_of
-
-_log = structlog.get_logger(__name__)
 
 ANSWER_S = 0.5
 """How long the slowest controld is waited for."""
@@ -152,10 +148,8 @@ class Overview:
         return tally
 
     def _asked(self, message: Incoming) -> None:
-        try:
-            asked = decode(message.payload, AskOverview)
-        except CorruptRecord as error:
-            _log.warning("question for the overview is not usable", error=str(error))
+        asked = heard(message, AskOverview, "question for the overview")
+        if asked is None:
             return
         if asked.asked_by != self._cluster.controld:
             told = self._tell(asked.number)
@@ -178,10 +172,8 @@ class Overview:
         asked = self._round
         if asked is None:
             return
-        try:
-            told = decode(message.payload, ControldOverview)
-        except CorruptRecord as error:
-            _log.warning("overview of a controld is not usable", error=str(error))
+        told = heard(message, ControldOverview, "overview of a controld")
+        if told is None:
             return
         if told.number == asked.number:
             self._take(asked, told)

@@ -27,12 +27,13 @@ from controld.core.ownership_io import (
     UnitSeen,
     UnitsKnown,
 )
+from controld.heard import heard
 from controld.membership import Membership
 from controld.registry import Registry
 from corefleet.background import Background, stop
 from corefleet.bus import Incoming, Subscription
 from corefleet.codec import decode, encode
-from corefleet.errors import CorruptRecord, Unavailable
+from corefleet.errors import Unavailable
 from corefleet.messages.records import ControldRegistration, NodeRegistration, Ownership
 from corefleet.messages.wire import PeerSuspected
 from corefleet.store import Compare, Put
@@ -275,10 +276,8 @@ class Owner:
         self._tell_units()
 
     def _hinted(self, message: Incoming) -> None:
-        try:
-            told = decode(message.payload, PeerSuspected)
-        except CorruptRecord as error:
-            _log.warning("word of a peer is not usable", error=str(error))
+        told = heard(message, PeerSuspected, "word of a peer")
+        if told is None:
             return
         self._feed(PeerHint(told.controld))
 

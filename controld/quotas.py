@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Protocol
 
@@ -16,11 +16,11 @@ from controld.core.admission import Admission
 from controld.core.overload import SAMPLE_S
 from controld.core.quota_shares import TICK_S
 from controld.gauges import Gauges
+from controld.heard import heard
 from controld.registry import Registry
 from corefleet.background import Background, stop
 from corefleet.bus import Bus, Incoming
-from corefleet.codec import decode, encode
-from corefleet.errors import CorruptRecord
+from corefleet.codec import encode
 from corefleet.messages.records import ControldRegistration, PoolSpec
 from corefleet.messages.wire import QuotaReport
 from corefleet.subjects import QUOTAS
@@ -96,17 +96,17 @@ class Quotas:
         while True:
             await asyncio.sleep(TICK_S)
             now = self._clock.monotonic()
-            self._want_places(now)
+            limited = self._limited()
+            self._want_places(limited, now)
             report = shares.tick(now)
             if report is not None:
                 self._bus.publish(QUOTAS, encode(report))
             self._admission.refresh(now)
-            self._give_places(now)
+            self._give_places(limited, now)
             self._show(now)
 
-    def _want_places(self, now: float) -> None:
+    def _want_places(self, limited: Sequence[str], now: float) -> None:
         """Ask for as many places of each limited pool as its tasks here would use."""
-        limited = self._limited()
         if not limited:
             return
         waiting, busy = self._places.backlog(), self._places.in_flight()
@@ -116,9 +116,8 @@ class Quotas:
                 f"{_IN_FLIGHT}{pool}", waiting.get(pool, 0) + in_use, in_use, now
             )
 
-    def _give_places(self, now: float) -> None:
+    def _give_places(self, limited: Sequence[str], now: float) -> None:
         """Let the shards use the places that were agreed on."""
-        limited = self._limited()
         for pool in self._given.keys() - set(limited):
             del self._given[pool]
             self._places.set_share(pool, None)
@@ -150,10 +149,8 @@ class Quotas:
                 was = state
 
     def _heard(self, message: Incoming) -> None:
-        try:
-            report = decode(message.payload, QuotaReport)
-        except CorruptRecord as error:
-            _log.warning("quota report is not usable", error=str(error))
+        report = heard(message, QuotaReport, "quota report")
+        if report is None:
             return
         now = self._clock.monotonic()
         self._admission.shares.heard(report, now)

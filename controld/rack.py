@@ -30,13 +30,14 @@ from controld.core.liveness_io import (
     SuspicionOver,
 )
 from controld.gauges import Gauges
+from controld.heard import heard
 from controld.losses import Losses
 from controld.observer import Observer
 from controld.registry import Registry
 from corefleet.background import Background, stop
 from corefleet.bus import Bus, Incoming, Subscription
-from corefleet.codec import decode, encode
-from corefleet.errors import CorruptRecord, Unavailable
+from corefleet.codec import encode
+from corefleet.errors import Unavailable
 from corefleet.messages.records import (
     ControldRegistration,
     LostNode,
@@ -128,10 +129,8 @@ class RackRunner:
         self._feed(LossDecided(node, epoch, agreed))
 
     def _beat(self, message: Incoming) -> None:
-        try:
-            beat = decode(message.payload, Heartbeat)
-        except CorruptRecord as error:
-            _log.warning("heartbeat is not usable", subject=message.subject, error=str(error))
+        beat = heard(message, Heartbeat, "heartbeat")
+        if beat is None:
             return
         self._feed(BeatReceived(beat))
 

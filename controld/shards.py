@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 
-import structlog
-
 from controld.assigner import Assigner
 from controld.cluster import Cluster
 from controld.core.batch_places import BatchPlaces
@@ -28,18 +26,15 @@ from controld.core.shard_io import (
     Tick,
 )
 from controld.gauges import Gauges
+from controld.heard import heard
 from controld.registry import Registry
 from controld.runner import ShardRunner, Surroundings
 from corefleet.background import Background, stop
 from corefleet.bus import Incoming
-from corefleet.codec import decode
-from corefleet.errors import CorruptRecord
 from corefleet.ids import shard_of_task
 from corefleet.messages.records import LostNode, NodeRegistration, PoolSpec
 from corefleet.messages.wire import RackDigest, Verdict
 from corefleet.subjects import DIGESTS, VERDICTS
-
-_log = structlog.get_logger(__name__)
 
 _TICK_S = 0.05
 
@@ -241,18 +236,14 @@ class Shards:
             self._feed_all(Tick())
 
     def _digest(self, message: Incoming) -> None:
-        try:
-            digest = decode(message.payload, RackDigest)
-        except CorruptRecord as error:
-            _log.warning("digest is not usable", subject=message.subject, error=str(error))
+        digest = heard(message, RackDigest, "digest")
+        if digest is None:
             return
         self._apply(self._gate.digest(digest, self._cluster.clock.monotonic()))
 
     def _verdict(self, message: Incoming) -> None:
-        try:
-            verdict = decode(message.payload, Verdict)
-        except CorruptRecord as error:
-            _log.warning("verdict is not usable", error=str(error))
+        verdict = heard(message, Verdict, "verdict")
+        if verdict is None:
             return
         self._apply(self._gate.verdict(verdict, self._cluster.clock.monotonic()))
 
