@@ -22,6 +22,19 @@ _EVENTS_A_MESSAGE = 512
 Write = Callable[[tasks_pb2.SubmitEvents], Awaitable[None]]
 
 
+def submission_of(request: tasks_pb2.SubmitRequest) -> Submission:
+    """Return what a client asks for, not yet checked."""
+    return Submission(
+        pool=request.pool,
+        session=request.session,
+        request_id=request.request_id,
+        input=request.input,
+        deadline_ms=request.deadline_ms,
+        kind=request.kind,
+        tenant=request.tenant,
+    )
+
+
 class _Asked:
     """One submission of a stream, from its coming to its last event."""
 
@@ -161,16 +174,8 @@ class SubmitSession:
     def _take(self, request: tasks_pb2.SubmitRequest) -> None:
         asked = _Asked(self, request)
         self._storing += 1
-        submission = Submission(
-            pool=request.pool,
-            session=request.session,
-            request_id=request.request_id,
-            input=request.input,
-            deadline_ms=request.deadline_ms,
-            kind=request.kind,
-            tenant=request.tenant,
-        )
-        self._intake.offer(submission, asked.decided, asked.begun if request.follow else None)
+        begun = asked.begun if request.follow else None
+        self._intake.offer(submission_of(request), asked.decided, begun)
 
     async def _flush(self, write: Write) -> None:
         while self._out:

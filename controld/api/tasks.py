@@ -10,12 +10,12 @@ from controld.api import render
 from controld.api.followers import Followers
 from controld.api.refusals import AlreadyEnded, abort
 from controld.api.story import Stories
-from controld.api.submitting import SubmitSession
+from controld.api.submitting import SubmitSession, submission_of
 from controld.api.trace import attempts
 from controld.api.watching import Watcher
 from controld.calls import OwnerCalls
 from controld.cluster import Cluster
-from controld.intake import Intake, Submission
+from controld.intake import Intake
 from corefleet.errors import CorefleetError, InvalidInput
 from corefleet.ids import check_name, check_task_id, shard_of
 from corefleet.messages.wire import ListTasks
@@ -53,17 +53,7 @@ class TasksService(tasks_pb2_grpc.TasksServicer):
         self, request: tasks_pb2.SubmitRequest, context: Any
     ) -> tasks_pb2.SubmitReply:
         try:
-            accepted = await self._intake.submit(
-                Submission(
-                    pool=request.pool,
-                    session=request.session,
-                    request_id=request.request_id,
-                    input=request.input,
-                    deadline_ms=request.deadline_ms,
-                    kind=request.kind,
-                    tenant=request.tenant,
-                )
-            )
+            accepted = await self._intake.submit(submission_of(request))
         except CorefleetError as error:
             await abort(context, error)
         return tasks_pb2.SubmitReply(

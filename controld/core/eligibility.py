@@ -68,6 +68,11 @@ class Node:
         return "draining" if self.registration.draining else ""
 
     @property
+    def shown_state(self) -> str:
+        """The state for people: a ready node that gets nothing new is draining."""
+        return "draining" if self.draining and self.state == "ready" else self.state
+
+    @property
     def load(self) -> LoadVector:
         """Smoothed."""
         return LoadVector(**dict(zip(FIGURES, self.columns.loads[self.row].tolist(), strict=True)))

@@ -104,6 +104,10 @@ class Fleet:
         """Return whether the node is registered."""
         return node in self._nodes
 
+    def newest(self, rack: str) -> tuple[int, int]:
+        """Return owner's epoch and number of the rack's newest digest: older ones are overtaken."""
+        return self._racks.get(rack, (0, 0))
+
     def is_draining(self, node: str) -> bool:
         """Return whether the node is given nothing new; so it is with one that nobody knows."""
         found = self._nodes.get(node)
@@ -283,7 +287,7 @@ class Fleet:
     def verdict(self, verdict: Verdict, now: float) -> FleetDelta:
         """A verdict that a rack owner pushed."""
         with self._hearing() as delta:
-            if verdict.rack_epoch < self._racks.get(verdict.rack, (0, 0))[0]:
+            if verdict.rack_epoch < self.newest(verdict.rack)[0]:
                 return delta
             if verdict.state == "lost":
                 self._find_lost(verdict.node, verdict.node_epoch, verdict.reason)
@@ -312,7 +316,7 @@ class Fleet:
         """A rack owner's view of its nodes; older owners' and overtaken ones are ignored."""
         with self._hearing() as delta:
             stamp = (digest.epoch, digest.number)
-            if stamp <= self._racks.get(digest.rack, (0, 0)):
+            if stamp <= self.newest(digest.rack):
                 return delta
             self._racks[digest.rack] = stamp
             self._news.take(digest, now)
@@ -410,7 +414,7 @@ class Fleet:
 def _status(node: Node) -> NodeStatus:
     return NodeStatus(
         registration=node.registration,
-        state="draining" if node.draining and node.state == "ready" else node.state,
+        state=node.shown_state,
         load=node.load,
         running=node.running,
         queued=node.queued,

@@ -16,21 +16,18 @@ class LossGate:
     def __init__(self, fleet: Fleet, guard: MassLoss) -> None:
         self._fleet = fleet
         self._guard = guard
-        self._racks: dict[str, tuple[int, int]] = {}
 
     def verdict(self, verdict: Verdict, now: float) -> FleetDelta:
         """A verdict that a rack owner pushed."""
         node, epoch = verdict.node, verdict.node_epoch
-        stale = verdict.rack_epoch < self._racks.get(verdict.rack, (0, 0))[0]
+        stale = verdict.rack_epoch < self._fleet.newest(verdict.rack)[0]
         if stale or verdict.state != "lost" or self._guard.lost(node, epoch, now):
             return self._fleet.verdict(verdict, now)
         return self._fleet.held(node, epoch)
 
     def digest(self, digest: RackDigest, now: float) -> FleetDelta:
         """A rack owner's view of its nodes."""
-        stamp = (digest.epoch, digest.number)
-        if stamp > self._racks.get(digest.rack, (0, 0)):
-            self._racks[digest.rack] = stamp
+        if (digest.epoch, digest.number) > self._fleet.newest(digest.rack):
             views = tuple(self._judged(view, now) for view in digest.nodes)
             if views != digest.nodes:
                 digest = msgspec.structs.replace(digest, nodes=views)

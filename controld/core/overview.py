@@ -124,8 +124,7 @@ class FleetTally:
     def add(self, nodes: Iterable[Node]) -> None:
         """Count more nodes."""
         for node in nodes:
-            draining = node.draining and node.state == "ready"
-            state = "draining" if draining else node.state
+            state = node.shown_state
             self.states[state] = self.states.get(state, 0) + 1
             if state in _SERVING:
                 self._add_places(node)

@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Callable
 from random import Random
 
+from agentd.core.ending import result_of
 from corefleet.bus import Bus, Log
 from corefleet.codec import encode
 from corefleet.journal import Journal
+from corefleet.messages.links import FinishTask
 from corefleet.messages.records import ResultRecord, Step
 from corefleet.messages.wire import Assignment, EventBatch, StepEnded, TaskFinished
 from corefleet.subjects import Layout, events
@@ -63,23 +65,8 @@ class Attempt:
 
     async def _end(self, steps: tuple[Step, ...]) -> None:
         record = self._item.record
-        result = ResultRecord(
-            task=record.task,
-            pool=record.pool,
-            session=record.session,
-            request_id=record.request_id,
-            state="done",
-            output=record.input,
-            attempt=record.attempt,
-            node=record.node,
-            domain=record.domain,
-            why=record.why,
-            placed_ms=record.placed_ms,
-            past=record.past,
-            created_ms=record.created_ms,
-            finished_ms=self._wall_ms(),
-            steps=steps,
-        )
+        finish = FinishTask(task=record.task, attempt=record.attempt, output=record.input)
+        result = result_of(self._item, finish, steps, self._wall_ms())
         await self._journal.finish(result, stands=self._finished)
 
     def _finished(self, result: ResultRecord) -> None:
