@@ -133,12 +133,12 @@ def _pools(
         span_s = _span_s(before, now)
         earlier = {counts.pool: counts for counts in before.pools}
         for counts in now.pools:
-            change = _Counts()
-            change.add(counts)
-            change.add(earlier.get(counts.pool, fleet_pb2.PoolCounts()), -1)
-            _take(sums[counts.pool], change, span_s)
-            sums[counts.pool].lately.add(counts)
-            sums[counts.pool].lately.add(earlier.get(counts.pool, fleet_pb2.PoolCounts()), -1)
+            pool, change = sums[counts.pool], _Counts()
+            was = earlier.get(counts.pool, fleet_pb2.PoolCounts())
+            for into in (change, pool.lately):
+                into.add(counts)
+                into.add(was, -1)
+            _take(pool, change, span_s)
     return {name: _pool(name, pool, bounds, bool(pairs)) for name, pool in sums.items()}
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from controld.cluster import Cluster
@@ -15,11 +15,13 @@ from corefleet.adapters.memory_store import MemoryStore
 from corefleet.background import Background
 from corefleet.bus import Bus, Log
 from corefleet.clock import SystemClock
+from corefleet.codec import encode
 from corefleet.config import ControldConfig, LivenessConfig
-from corefleet.messages.records import ClusterSettings
-from corefleet.subjects import Layout
+from corefleet.messages.records import ClusterSettings, PoolSpec
+from corefleet.subjects import Layout, pool_key
 
 SETTINGS = ClusterSettings(shards=8, streams=2)
+POOL = PoolSpec(name="p", agent="some:Agent", slots=64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +90,13 @@ class Plane:
 
     def _failed(self, error: Exception) -> None:
         self.failures.append(error)
+
+
+@asynccontextmanager
+async def plane_of(pool: PoolSpec) -> AsyncIterator[Plane]:
+    """Yield a plane with one pool; afterwards no part of it may have failed."""
+    made = Plane()
+    await made.store.put(pool_key(pool.name), encode(pool))
+    yield made
+    await made.store.close()
+    assert made.failures == []

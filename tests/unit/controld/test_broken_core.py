@@ -11,10 +11,7 @@ from controld import shards
 from controld.core.shard import ShardCore
 from controld.core.shard_io import Action, Event, RecordStored
 from corefleet.client import Client
-from corefleet.codec import encode
 from corefleet.errors import IllegalTransition
-from corefleet.messages.records import PoolSpec
-from corefleet.subjects import pool_key
 from tests.integration.fake_node import FakeNode
 from tests.unit.controld.plane import Plane
 
@@ -39,15 +36,6 @@ class Breaking:
             return handle(core, event, now, wall_ms)
 
         monkeypatch.setattr(ShardCore, "handle", breaking)
-
-
-@pytest.fixture
-async def plane() -> AsyncIterator[Plane]:
-    made = Plane()
-    await made.store.put(pool_key("p"), encode(PoolSpec(name="p", agent="some:Agent", slots=64)))
-    yield made
-    await made.store.close()
-    assert made.failures == []
 
 
 @pytest.fixture

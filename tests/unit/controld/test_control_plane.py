@@ -13,7 +13,7 @@ from corefleet.bus import Entry
 from corefleet.client import Client
 from corefleet.codec import decode, encode
 from corefleet.errors import CorefleetError, Exhausted, Unavailable
-from corefleet.messages.records import LostNode, NodeRegistration, PoolSpec
+from corefleet.messages.records import LostNode, NodeRegistration
 from corefleet.messages.wire import (
     NodeRegistered,
     RegisterNode,
@@ -30,21 +30,9 @@ from corefleet.subjects import (
     kind_of,
     lost_key,
     node_key,
-    pool_key,
 )
 from tests.integration.fake_node import FakeNode, Gate
 from tests.unit.controld.plane import SETTINGS, Plane, Running
-
-POOL = PoolSpec(name="p", agent="some:Agent", slots=64)
-
-
-@pytest.fixture
-async def plane() -> AsyncIterator[Plane]:
-    made = Plane()
-    await made.store.put(pool_key("p"), encode(POOL))
-    yield made
-    await made.store.close()
-    assert made.failures == []
 
 
 @pytest.fixture

@@ -8,24 +8,13 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from corefleet.client import Client
-from corefleet.codec import decode, encode
+from corefleet.codec import decode
 from corefleet.errors import InvalidInput, NotFound
-from corefleet.messages.records import Drain, NodeRegistration, PoolSpec
+from corefleet.messages.records import Drain, NodeRegistration
 from corefleet.rpc import fleet_pb2, tasks_pb2
-from corefleet.subjects import drain_key, node_key, pool_key
+from corefleet.subjects import drain_key, node_key
 from tests.integration.fake_node import FakeNode, Gate
 from tests.unit.controld.plane import SETTINGS, Plane, Running
-
-POOL = PoolSpec(name="p", agent="some:Agent", slots=64)
-
-
-@pytest.fixture
-async def plane() -> AsyncIterator[Plane]:
-    made = Plane()
-    await made.store.put(pool_key("p"), encode(POOL))
-    yield made
-    await made.store.close()
-    assert made.failures == []
 
 
 @pytest.fixture

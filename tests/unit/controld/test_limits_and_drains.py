@@ -6,27 +6,24 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from msgspec.structs import replace
 
 from corefleet.adapters.memory_bus import MemoryBus
 from corefleet.bus import Incoming
 from corefleet.client import Client
 from corefleet.codec import decode, encode
-from corefleet.messages.records import Drain, PoolSpec
+from corefleet.messages.records import Drain
 from corefleet.messages.wire import YieldAttempt
 from corefleet.rpc import tasks_pb2
-from corefleet.subjects import drain_key, node_yield, pool_key
+from corefleet.subjects import drain_key, node_yield
 from tests.integration.fake_node import FakeNode, Gate
-from tests.unit.controld.plane import Plane
+from tests.unit.controld.plane import POOL, Plane, plane_of
 
 
 @pytest.fixture
 async def plane() -> AsyncIterator[Plane]:
-    made = Plane()
-    pool = PoolSpec(name="p", agent="some:Agent", slots=64, max_in_flight=8)
-    await made.store.put(pool_key("p"), encode(pool))
-    yield made
-    await made.store.close()
-    assert made.failures == []
+    async with plane_of(replace(POOL, max_in_flight=8)) as made:
+        yield made
 
 
 @pytest.fixture

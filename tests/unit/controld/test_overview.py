@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from random import Random
-
-import pytest
 
 from controld.core.ownership import OwnershipCore
 from controld.core.ownership_io import (
@@ -23,21 +20,12 @@ from controld.moves import Moves
 from controld.overview import ANSWER_S
 from corefleet.client import Client
 from corefleet.codec import encode
-from corefleet.messages.records import ControldRegistration, PoolSpec
+from corefleet.messages.records import ControldRegistration
 from corefleet.metrics import Metrics
 from corefleet.rpc import fleet_pb2
-from corefleet.subjects import controld_key, pool_key
+from corefleet.subjects import controld_key
 from tests.integration.fake_node import FakeNode
 from tests.unit.controld.plane import SETTINGS, Plane
-
-
-@pytest.fixture
-async def plane() -> AsyncIterator[Plane]:
-    made = Plane()
-    await made.store.put(pool_key("p"), encode(PoolSpec(name="p", agent="some:Agent", slots=64)))
-    yield made
-    await made.store.close()
-    assert made.failures == []
 
 
 async def settled(client: Client, controlds: int) -> None:
