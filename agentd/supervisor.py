@@ -80,6 +80,8 @@ class Supervisor:
         self._listeners: list[Callable[[], None]] = []
         self._attend: Callable[[Process], Awaitable[None]] | None = None
         self._ooms: dict[UnitKey, int] = {}
+        self._stuck: dict[str, str] = {}
+        """Instances that are killed, with what to say of it instead of the signal, if anything."""
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Call `listener` whenever a process became ready or ended."""
@@ -114,6 +116,15 @@ class Supervisor:
 
     def stuck(self, instance: str, reason: str) -> None:
         """The process does not answer: it is killed, and replaced."""
+        process = self._processes.get(instance)
+        if process is not None and instance not in self._stuck:
+            self._stuck[instance] = ""
+            self._background.spawn(self._give_up(instance, process, reason), f"stuck {instance}")
+
+    async def _give_up(self, instance: str, process: Process, reason: str) -> None:
+        if await process.throttled():
+            # The kernel would kill it too, once it got so far.
+            self._stuck[instance] = reason = f"out of memory, held back at its limit: {reason}"
         self._do(self._core.stuck(instance, reason))
 
     def parted(self, instance: str, reason: str) -> None:
@@ -151,7 +162,7 @@ class Supervisor:
         return tuple(self._processes.values())
 
     def out_of_memory(self) -> Mapping[UnitKey, int]:
-        """Return how often the kernel killed processes of each unit for want of memory."""
+        """Return how often processes of each unit ended for want of memory."""
         return dict(self._ooms)
 
     def troubled(self, unit: UnitKey) -> bool:
@@ -234,13 +245,13 @@ class Supervisor:
         status = await process.wait()
         del self._processes[instance]
         said = process.last_words() if status.code else ""
-        reason = f"{status}: {said}" if said else str(status)
-        if status.oom:
+        starved = self._stuck.pop(instance, "")
+        reason = starved or (f"{status}: {said}" if said else str(status))
+        oom = status.oom or bool(starved)
+        if oom:
             self._ooms[unit] = self._ooms.get(unit, 0) + 1
         if self._core.phase_of(instance) != "stopping":
-            _log.warning(
-                "Process ended", process=instance, pid=process.pid, reason=reason, oom=status.oom
-            )
+            _log.warning("Process ended", process=instance, pid=process.pid, reason=reason, oom=oom)
         self._over(unit, instance, reason, hopeless=status == ExitStatus(code=HOPELESS_EXIT))
 
     def _over(self, unit: UnitKey, instance: str, reason: str, hopeless: bool) -> None:

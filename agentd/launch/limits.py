@@ -42,6 +42,16 @@ def wrong_limits(host: HostFs, group: str, spec: LaunchSpec, memory: bool) -> st
     return wrong
 
 
+def at_high(host: HostFs, group: str, spec: LaunchSpec) -> bool:
+    """Return whether the memory of `group` has reached the spec's `memory_high`."""
+    used = (host.read(f"{_MOUNT}/{group}/memory.current") or "").strip()
+    return (
+        bool(spec.memory_high)
+        and used.isdecimal()
+        and (int(used) + _ROUNDING_BYTES >= spec.memory_high)
+    )
+
+
 def wrong_quota(host: HostFs, group: str, cpus: float | None) -> str | None:
     """Return what is wrong with the CPU quota of `group`; `cpus` None: there must be none.
 

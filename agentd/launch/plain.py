@@ -85,6 +85,9 @@ class PlainProcess:
         )
         return None if self._ended.done() else wrong
 
+    async def throttled(self) -> bool:
+        return False
+
     async def rebind(self) -> None:
         bind_threads(self._host, self.pid, self.spec)
 

@@ -108,6 +108,13 @@ class Process(Protocol):
         None too for a process that has ended: `wait` tells of that.
         """
 
+    async def throttled(self) -> bool:
+        """Return whether its memory is at `memory_high`: the kernel holds it back then.
+
+        Between there and `memory_max` each page may cost it up to two seconds
+        (https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files).
+        """
+
     async def rebind(self) -> None:
         """Bind it again as its spec says; call `drift` to see whether that worked.
 

@@ -21,7 +21,7 @@ from agentd.hostfs import HostFs
 from agentd.launch.binder import becomes_command, bind_threads, find_binder
 from agentd.launch.bus import Refused, Systemd
 from agentd.launch.kept import KeptSpecs
-from agentd.launch.limits import group_of, wrong_limits, wrong_quota
+from agentd.launch.limits import at_high, group_of, wrong_limits, wrong_quota
 from agentd.launch.properties import (
     Settings,
     is_slice_name,
@@ -100,6 +100,9 @@ class SystemdProcess:
         if self._pidfd is None or _has_ended(self._pidfd):
             return None
         return wrong
+
+    async def throttled(self) -> bool:
+        return await asyncio.to_thread(at_high, self._units.host, self._running.group, self.spec)
 
     async def rebind(self) -> None:
         await self._units.apply(self.unit, self.spec)

@@ -207,7 +207,8 @@ async def test_rule_7_a_worker_out_of_memory_dies_alone_and_is_told_apart(
     item = await node.control.placed("hog", "hog", "", NODE, domain=1)
     (answer,) = await node.control.assign(item)
     assert answer.accepted
-    await node.journal_has("agentd", r"killed by the kernel: out of memory")
+    # On a slow machine the kernel holds it back for longer than agentd waits for an answer.
+    await node.journal_has("agentd", r"Process ended .*(kernel: out of|out of memory, held back)")
     assert await node.main_pid() == agentd
     assert await node.workers() == others
     node.control.drop(item, "the test has seen what it wanted")

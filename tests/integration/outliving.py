@@ -50,6 +50,9 @@ class DetachedProcess:
     async def drift(self) -> str | None:
         return None
 
+    async def throttled(self) -> bool:
+        return False
+
     async def rebind(self) -> None:
         return
 

@@ -251,17 +251,28 @@ class World(Scheduler):
     def _bury(self, processes: list[Process]) -> None:
         for process in processes:
             process.alive = False
-            tasks = [task for task in asyncio.all_tasks(process.loop) if not task.done()]
-            for task in tasks:
-                setattr(task, "_log_destroy_pending", False)  # noqa: B010 - typeshed does not know it
-                coroutine = task.get_coro()
-                for _ in range(MOST_LAST_WORDS):
-                    try:
-                        coroutine.close()
-                        break
-                    except (RuntimeError, CorefleetError):
-                        # It awaits something in a `finally`, which nobody sees any more.
-                        continue
+            # Last words may start tasks (`shield`, `gather`): in this loop, and buried with it.
+            events._set_running_loop(process.loop)
+            try:
+                while tasks := [t for t in asyncio.all_tasks(process.loop) if not t.done()]:
+                    for task in tasks:
+                        _end(task)
+            finally:
+                events._set_running_loop(None)
             process.loop._ready.clear()
             process.loop._scheduled.clear()
             process.loop.close()
+
+
+def _end(task: asyncio.Task[Any]) -> None:
+    """Close the coroutine of a task, and forget the task: it never runs again."""
+    setattr(task, "_log_destroy_pending", False)  # noqa: B010 - typeshed does not know it
+    coroutine = task.get_coro()
+    for _ in range(MOST_LAST_WORDS):
+        try:
+            coroutine.close()
+            break
+        except (RuntimeError, CorefleetError):
+            # It awaits something in a `finally`, which nobody sees any more.
+            continue
+    asyncio.tasks._unregister_task(task)

@@ -42,6 +42,9 @@ class Bound:
     async def drift(self) -> str | None:
         return self.wrong
 
+    async def throttled(self) -> bool:
+        return False
+
     async def rebind(self) -> None:
         self.rebound += 1
         if self.refuses:

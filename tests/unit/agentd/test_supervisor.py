@@ -28,6 +28,7 @@ class FakeProcess:
         self.pid = pid
         self.asked = False
         self.stubborn = False
+        self.full = False
         self._over: asyncio.Future[ExitStatus] = asyncio.get_running_loop().create_future()
 
     async def wait(self) -> ExitStatus:
@@ -50,6 +51,9 @@ class FakeProcess:
 
     async def drift(self) -> str | None:
         return None
+
+    async def throttled(self) -> bool:
+        return self.full
 
     async def rebind(self) -> None:
         return
@@ -187,6 +191,17 @@ async def test_a_stuck_process_is_killed_and_replaced(house: House) -> None:
     supervisor(house).stuck(worker, "silent")
     await house.until(2)
     assert house.ended == [(worker, "killed by SIGKILL")]
+
+
+async def test_a_process_held_back_for_its_memory_is_told_as_out_of_memory(house: House) -> None:
+    supervisor(house).want({WORKER: (1, "v1")})
+    (worker,) = await house.until(1)
+    house.processes[worker].full = True
+    for _ in range(2):
+        supervisor(house).stuck(worker, "silent for 20 s")
+    await house.until(2)
+    assert house.ended == [(worker, "out of memory, held back at its limit: silent for 20 s")]
+    assert supervisor(house).out_of_memory() == {WORKER: 1}
 
 
 async def test_closing_ends_workers_before_engines(house: House) -> None:

@@ -132,6 +132,7 @@ async def test_a_controld_that_is_frozen_is_asked_once_and_then_left(serve: Serv
     with socket.create_server(("127.0.0.1", 0)) as silent:
         addresses = [f"127.0.0.1:{silent.getsockname()[1]}", await serve(FakeTasks())]
         async with Client(addresses, timeout_s=0.5) as client:
+            client.prefer(addresses[0])
             with pytest.raises(Timeout):
                 await client.get(TASK)
             assert (await client.get(TASK)).task == TASK

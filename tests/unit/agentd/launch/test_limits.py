@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agentd.hostfs import HostFs
-from agentd.launch.limits import OomKills, group_of, wrong_limits, wrong_quota
+from agentd.launch.limits import OomKills, at_high, group_of, wrong_limits, wrong_quota
 from agentd.launch.protocol import LaunchSpec
 from tests.unit.agentd.machines import write_tree
 
@@ -74,6 +75,23 @@ def test_a_quota_is_quota_by_period(
 ) -> None:
     host = tree(tmp_path, {"cpu.max": text})
     assert (wrong_quota(host, GROUP, cpus) is None) is right
+
+
+@pytest.mark.parametrize(
+    ("text", "high", "reached"),
+    [
+        ("9437184\n", 9_437_184, True),
+        ("9400000\n", 9_437_184, True),
+        ("9300000\n", 9_437_184, False),
+        ("9437184\n", 0, False),
+        ("", 9_437_184, False),
+    ],
+)
+def test_memory_at_its_high_mark_is_throttled(
+    tmp_path: Path, text: str, high: int, reached: bool
+) -> None:
+    spec = msgspec.structs.replace(SPEC, memory_high=high)
+    assert at_high(tree(tmp_path, {"memory.current": text}), GROUP, spec) is reached
 
 
 def test_the_group_of_a_process_is_that_of_version_2(tmp_path: Path) -> None:
