@@ -24,11 +24,20 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Base of configuration sections."""
 
 
+class TlsConfig(Section, frozen=True, kw_only=True):
+    """PEM files of mutual TLS: our own certificate, and whom we believe. Read anew on change."""
+
+    ca: str
+    cert: str
+    key: str
+
+
 class NatsConfig(Section, frozen=True):
     """How to reach NATS. Several servers are tried in random order."""
 
     servers: tuple[str, ...] = ("nats://127.0.0.1:4222",)
     connect_timeout_s: float = 2.0
+    tls: TlsConfig | None = None
 
 
 class EtcdConfig(Section, frozen=True):
@@ -36,6 +45,7 @@ class EtcdConfig(Section, frozen=True):
 
     endpoints: tuple[str, ...] = ("127.0.0.1:2379",)
     timeout_s: float = 2.0
+    tls: TlsConfig | None = None
 
 
 class LogConfig(Section, frozen=True):
