@@ -97,10 +97,12 @@ async def _start(
     """Start everything, in order; return the address that is served."""
     background = Background(lambda error: program.end(over, error))
     stack.push_async_callback(background.close)
-    store, bus, beats_bus = await _connect(stack, config, start_timeout_s, over)
-    settings = await cluster_settings(store, config.cluster)
+    give_up = asyncio.get_running_loop().time() + start_timeout_s
+    store, bus, beats_bus = await _connect(stack, config, give_up, over)
+    # Servers that many start with at once answer late, and not always the first time.
+    settings = await program.reach("etcd", lambda: cluster_settings(store, config.cluster), give_up)
     log = NatsLog(bus)
-    await log.ensure(settings)
+    await program.reach("NATS", lambda: log.ensure(settings), give_up)
     cluster = Cluster(
         controld=config.id,
         settings=settings,
@@ -112,18 +114,16 @@ async def _start(
     )
     registry = Registry(store, background)
     stack.push_async_callback(registry.close)
-    await registry.start()
+    await program.reach("etcd", registry.start, give_up)
     return await Parts(config, cluster, background, registry, beats_bus).start(stack)
 
 
 async def _connect(
     stack: AsyncExitStack,
     config: ControldConfig,
-    start_timeout_s: float,
+    give_up: float,
     over: Over,
 ) -> tuple[Store, NatsBus, NatsBus]:
-    give_up = asyncio.get_running_loop().time() + start_timeout_s
-
     def failed(error: Exception) -> None:
         program.bus_trouble(over, error)
 

@@ -19,6 +19,7 @@ from corefleet.subjects import controld_key
 _log = structlog.get_logger(__name__)
 
 _RETRY_S = 0.3
+_JOIN_S = 10.0
 
 
 class Membership:
@@ -49,9 +50,17 @@ class Membership:
         """Register; from then on call `lost` whenever the lease ended, and register anew.
 
         Raises Conflict when another process with this id keeps its registration, and
-        Unavailable.
+        Unavailable when the store did not take ours within 10 s.
         """
-        await self._register()
+        give_up = self._cluster.clock.monotonic() + _JOIN_S
+        while self._lease is None:
+            try:
+                await self._register()
+            except Unavailable as error:
+                if self._cluster.clock.monotonic() > give_up:
+                    raise
+                _log.warning("not registered yet", error=str(error))
+                await asyncio.sleep(_RETRY_S)
         self._task = self._background.spawn(self._keep(lost), "membership")
 
     def removed(self, revision: int) -> None:

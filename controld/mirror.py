@@ -38,7 +38,12 @@ class Mirror:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Read the range, tell all of it, then follow it. Raises Unavailable."""
+        """Read the range, tell all of it, then follow it. Raises Unavailable.
+
+        Begun again after that it goes on; once it follows, that does nothing.
+        """
+        if self._task is not None:
+            return
         await self._load()
         self._task = self._background.spawn(self._follow(), f"mirror {self._prefix}")
 

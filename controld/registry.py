@@ -91,7 +91,7 @@ class Registry:
         self.drains = Table(store, background, DRAINS, Drain)
 
     async def start(self) -> None:
-        """Read all tables, then follow them. Raises Unavailable."""
+        """Read all tables, then follow them. Raises Unavailable; may be called again then."""
         for table in self._tables():
             await table.start()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 from corefleet.errors import InvalidInput
 from corefleet.ids import check_name
@@ -46,7 +46,7 @@ def parse_identity(dns_name: str) -> Identity:
         raise InvalidInput(
             "identity", dns_name, f"<name>.<role>.{_DOMAIN}, with a role of {', '.join(ROLES)}"
         )
-    return Identity(cast(Role, role), check_name("identity", name))
+    return Identity(role, check_name("identity", name))
 
 
 def find_identity(dns_names: Iterable[str]) -> Identity | None:

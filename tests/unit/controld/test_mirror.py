@@ -11,7 +11,8 @@ from controld.mirror import Mirror
 from corefleet.adapters.memory_store import MemoryStore
 from corefleet.background import Background
 from corefleet.clock import SystemClock
-from corefleet.store import Change, Changes, Resync
+from corefleet.errors import Unavailable
+from corefleet.store import Change, Changes, KeyValue, Resync
 
 
 class Seen:
@@ -54,6 +55,18 @@ class Compacting(MemoryStore):
         yield Resync(5)
 
 
+class Away(MemoryStore):
+    """Does not answer the first times it is asked for a range."""
+
+    refusals = 2
+
+    async def range(self, prefix: str) -> tuple[list[KeyValue], int]:
+        if self.refusals:
+            self.refusals -= 1
+            raise Unavailable("etcd: range: no answer")
+        return await super().range(prefix)
+
+
 def failed(error: BaseException) -> None:
     raise AssertionError(error)
 
@@ -91,3 +104,20 @@ async def test_a_resync_tells_the_differences_only(background: Background) -> No
     await seen.until({"/a/2": b"new", "/a/3": b"same", "/a/4": b"after"})
     await mirror.close()
     await store.close()
+
+
+async def test_a_start_that_failed_is_begun_again_and_nothing_is_told_twice(
+    background: Background,
+) -> None:
+    store, seen = Away(SystemClock()), Seen()
+    await store.put("/a/1", b"one")
+    mirror = Mirror(store, background, "/a/", seen)
+    for _ in range(2):
+        with pytest.raises(Unavailable):
+            await mirror.start()
+    for _ in range(2):
+        await mirror.start()
+    await store.put("/a/2", b"two")
+    await seen.until({"/a/1": b"one", "/a/2": b"two"})
+    assert [change.key for change in seen.changes] == ["/a/1", "/a/2"]
+    await mirror.close()
