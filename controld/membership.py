@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Callable
 
 import structlog
@@ -20,6 +21,19 @@ _log = structlog.get_logger(__name__)
 
 _RETRY_S = 0.3
 _JOIN_S = 10.0
+_STEADY_S = 30.0
+_MOST_PAUSE_S = 15.0
+"""Who loses lease after lease comes back ever later: each return moves units of all others."""
+
+
+def rejoin_pause_s(losses: int, chance: float) -> float:
+    """Return how long to stay away after `losses` short memberships in a row.
+
+    None after a long one; then twice as long each time, by `chance` in [0, 1) down to half.
+    """
+    if not losses:
+        return 0.0
+    return float(min(_MOST_PAUSE_S, _RETRY_S * 2**losses) * (1 - chance / 2))
 
 
 class Membership:
@@ -80,15 +94,19 @@ class Membership:
                 _log.warning("lease not revoked; it will expire", error=str(error))
 
     async def _keep(self, lost: Callable[[], None]) -> None:
+        clock, losses = self._cluster.clock, 0
         while True:
             if self._lease is not None:
+                began = clock.monotonic()
                 await self._over(self._lease)
+                losses = losses + 1 if clock.monotonic() - began < _STEADY_S else 0
                 _log.warning("membership lost: no decisions until registered anew")
                 old, self._lease = self._lease, None
                 self._removed.clear()
                 lost()
                 with contextlib.suppress(Unavailable):
                     await old.revoke()
+                await asyncio.sleep(rejoin_pause_s(losses, random.random()))
             try:
                 await self._register()
                 _log.info("registered anew", controld=self._registration.controld)

@@ -44,6 +44,8 @@ REFERENCE_NODES, REFERENCE_CONTROLDS = 4096, 100
 SETTLE_S = 5.0
 LONG_STEPS, LONG_STEP_S = 24, 0.25
 """Turns that run while nodes die: some six seconds."""
+LEASE_TTL_S = 10.0
+"""Processes that share two cores stand still for seconds; dead ones are found by their ports."""
 END_S = 60.0
 """By then every accepted turn must have ended."""
 
@@ -63,7 +65,7 @@ class Size:
     turns_per_s: float
 
 
-FULL = Size(4096, 20.0, 100, 400, 5, 30, 40.0)
+FULL = Size(4096, 20.0, 12, 400, 5, 4, 40.0)
 QUICK = Size(400, 4.0, 6, 120, 1, 2, 40.0)
 
 
@@ -303,6 +305,7 @@ async def _plane(controlds: int) -> AsyncIterator[LocalFleet]:
         plan = FleetPlan(
             data=Path(scratch), nodes=0, controlds=controlds, port=0, pools=(POOL,),
             shards=SHARDS, streams=STREAMS, log_level="warning",
+            controld=f"lease_ttl_s = {LEASE_TTL_S}\n",
         )  # fmt: skip
         began = time.monotonic()
         async with LocalFleet(plan) as fleet:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from controld.cluster import Cluster
-from controld.membership import Membership
+from controld.membership import Membership, rejoin_pause_s
 from corefleet.adapters.memory_store import MemoryStore
 from corefleet.background import Background
 from corefleet.clock import SystemClock
@@ -94,4 +94,40 @@ async def test_a_restart_waits_for_its_former_self_to_expire(background: Backgro
         await again.join(lambda: None)
     assert again.revision > former.revision
     await again.leave()
+    await store.close()
+
+
+def test_who_loses_one_lease_after_the_other_stays_away_for_longer_each_time() -> None:
+    assert rejoin_pause_s(0, 0.9) == 0.0
+    pauses = [rejoin_pause_s(losses, 0.0) for losses in range(1, 40)]
+    assert pauses == sorted(pauses)
+    assert (pauses[0], pauses[-1]) == (0.6, 15.0)
+    assert rejoin_pause_s(3, 0.5) == pytest.approx(0.75 * rejoin_pause_s(3, 0.0))
+
+
+async def test_a_membership_that_ended_soon_is_not_renewed_at_once(
+    background: Background, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def pause(losses: int, chance: float) -> float:
+        asked.append(losses)
+        return 0.0
+
+    monkeypatch.setattr("controld.membership.rejoin_pause_s", pause)
+    store = MemoryStore(SystemClock())
+    member = membership(store, background, ttl_s=60.0)
+    watch = store.peer().watch(CONTROLDS, 0)
+    await member.join(lambda: None)
+    async with asyncio.timeout(5):
+        async for item in watch:
+            assert isinstance(item, Changes)
+            if item.events[-1].value is None:
+                continue
+            if len(asked) == 3:
+                break
+            member.removed(item.revision + 1)
+    await watch.aclose()
+    assert asked == [1, 2, 3]
+    await member.leave()
     await store.close()
