@@ -29,6 +29,7 @@ VERBS = {
     "pools": "List or apply pools.",
     "controlds": "List controlds and what they own.",
     "model": "Fetch a model file.",
+    "doctor": "Check a client, a control node or a node, and say what to do.",
 }
 
 

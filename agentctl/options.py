@@ -40,7 +40,12 @@ def json_option(function: F) -> F:
 
 def connect(addresses: tuple[str, ...]) -> Client:
     """Return a client of the controlds that the command line or the environment names."""
-    return Client(list(addresses) or controld_address().split(","))
+    return Client(addresses_of(addresses))
+
+
+def addresses_of(addresses: tuple[str, ...]) -> list[str]:
+    """Return the controlds that the command line names, else the environment."""
+    return list(addresses) or controld_address().split(",")
 
 
 def read_input(text: str | None, file: Path | None) -> bytes:
