@@ -30,6 +30,7 @@ VERBS = {
     "controlds": "List controlds and what they own.",
     "model": "Fetch a model file.",
     "doctor": "Check a client, a control node or a node, and say what to do.",
+    "support-bundle": "Collect what a bug report needs, without secrets.",
 }
 
 
@@ -42,7 +43,9 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        command: click.Command = import_module(f"agentctl.verbs.{cmd_name}").command
+        command: click.Command = import_module(
+            f"agentctl.verbs.{cmd_name.replace('-', '_')}"
+        ).command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -43,7 +43,7 @@ def say(text: str) -> None:
 
 def as_json(value: Any) -> None:
     """Print one JSON document on one line; protobuf messages keep their field names."""
-    click.echo(json.dumps(_plain(value), ensure_ascii=False, sort_keys=True))
+    click.echo(json.dumps(plain(value), ensure_ascii=False, sort_keys=True))
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -60,10 +60,10 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 def event_json(event: tasks_pb2.TaskEvent) -> dict[str, Any]:
     """Return an event as plain data, with its kind as `event`."""
     what = event.WhichOneof("what") or "unknown"
-    plain: dict[str, Any] = {"event": what, "task": event.task, "at_ms": event.at_ms}
+    shown: dict[str, Any] = {"event": what, "task": event.task, "at_ms": event.at_ms}
     if what != "unknown":
-        plain[what] = _plain(getattr(event, what))
-    return plain
+        shown[what] = plain(getattr(event, what))
+    return shown
 
 
 def event_line(event: tasks_pb2.TaskEvent) -> str:
@@ -113,14 +113,15 @@ def finished_line(task: tasks_pb2.Task) -> str:
     return line
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return `value` as what JSON knows; protobuf messages keep their field names."""
     if isinstance(value, Message):
-        plain = MessageToDict(
+        shown = MessageToDict(
             value, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
         )
         if isinstance(value, tasks_pb2.Task):
-            plain["state"] = state_name(value.state)
-        return plain
+            shown["state"] = state_name(value.state)
+        return shown
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import tarfile
 from pathlib import Path
 
 from corefleet.client import Client
@@ -78,3 +79,27 @@ async def test_a_configuration_that_is_wrong_is_the_finding(tmp_path: Path) -> N
     assert code == 1
     assert "data_dri" in found["configuration"]["what"]
     assert found["topology"]["level"] in ("ok", "warning")
+
+
+async def test_a_support_bundle_has_the_fleet_in_it(
+    plane: ControlPlane, client: Client, tmp_path: Path
+) -> None:
+    path = tmp_path / "bundle.tar.gz"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "agentctl", "support-bundle", "-o", str(path)),
+        *("--config-dir", str(tmp_path), *addressed(plane.addresses)),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0, err.decode()
+    assert out.decode().strip() == str(path)
+    assert "missing: config/agentd.toml" in err.decode()
+    with tarfile.open(path) as archive:
+        names = archive.getnames()
+        pools = archive.extractfile("bundle/fleet/pools.json")
+        assert pools is not None
+        assert json.loads(pools.read())["name"] == "p"
+    assert {"bundle/machine.json", "bundle/fleet/controlds.json", "bundle/version.txt"} <= set(
+        names
+    )
