@@ -22,7 +22,6 @@ from agentd.gauges import NodeCollector
 from agentd.hostfs import HostFs
 from agentd.launch import Launcher, PlainLauncher, SystemdLauncher, SystemdSettings
 from agentd.models import FoundModels, find_models
-from agentd.notify import Notifier
 from agentd.probe_port import PortInUse
 from agentd.probes import discover
 from agentd.replica_setup import make_replicas
@@ -43,6 +42,7 @@ from corefleet.errors import (
     InvalidInput,
     Unavailable,
 )
+from corefleet.notify import Notifier
 from corefleet.program import Over
 
 _log = structlog.get_logger(__name__)
@@ -61,6 +61,9 @@ _log = structlog.get_logger(__name__)
     show_default=True,
     help="Seconds to wait for NATS at the start.",
 )
+@click.option(
+    "--check-config", "check_only", is_flag=True, help="Say whether the file can be used, and end."
+)
 @click.pass_context
 def main(
     context: click.Context,
@@ -69,6 +72,7 @@ def main(
     cpus: str,
     domains: tuple[int, ...],
     start_timeout: float,
+    check_only: bool,
 ) -> None:
     """Run this node: `agentd --config agentd.toml`.
 
@@ -91,6 +95,8 @@ def main(
         topology = _discover(config, str(path))
     except ConfigError as error:
         program.leave("agentd", program.EXIT_CONFIG, error)
+    if check_only:
+        return
     logs.configure(config.log, "agentd", node=config.node_id)
     with event_loop.runner() as runner:
         try:

@@ -45,7 +45,6 @@ from agentd.isolation import Isolation
 from agentd.launch.protocol import Launcher
 from agentd.links import WorkerLinks
 from agentd.models import FoundModels
-from agentd.notify import Notifier
 from agentd.probe_port import ProbePort
 from agentd.probes import refresh
 from agentd.replicas import ModelReplicas
@@ -71,6 +70,7 @@ from corefleet.messages.wire import (
     InventoryQuery,
     YieldAttempt,
 )
+from corefleet.notify import Notifier
 from corefleet.subjects import Layout
 
 _TICK_S = 0.2

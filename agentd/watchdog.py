@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from agentd.notify import Notifier
+from corefleet.notify import Notifier
 
 LEAST_PAUSE_S = 1.5
 """Beats are counted once a second: no feeding is judged by less than that."""

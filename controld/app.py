@@ -19,7 +19,7 @@ from corefleet import event_loop, logs, program
 from corefleet.adapters.etcd_store import EtcdStore
 from corefleet.adapters.nats_bus import NatsBus
 from corefleet.adapters.nats_log import NatsLog
-from corefleet.background import Background
+from corefleet.background import Background, stop
 from corefleet.clock import SystemClock
 from corefleet.config import ControldConfig
 from corefleet.errors import (
@@ -28,9 +28,12 @@ from corefleet.errors import (
     Incompatible,
     Unavailable,
 )
+from corefleet.notify import Notifier
 from corefleet.program import Over
 from corefleet.store import Store
 from corefleet.subjects import Layout
+
+_FEEDS_A_LIMIT = 4
 
 
 @click.command()
@@ -45,7 +48,10 @@ from corefleet.subjects import Layout
     show_default=True,
     help="Seconds to wait for etcd and NATS at the start.",
 )
-def main(path: Path, controld: str, listen: str, start_timeout: float) -> None:
+@click.option(
+    "--check-config", "check_only", is_flag=True, help="Say whether the file can be used, and end."
+)
+def main(path: Path, controld: str, listen: str, start_timeout: float, check_only: bool) -> None:
     """Run one member of the control plane.
 
     Prints one JSON line on stdout when it serves. Exit codes: 0 drained after SIGTERM or
@@ -60,6 +66,8 @@ def main(path: Path, controld: str, listen: str, start_timeout: float) -> None:
         check_config(config, str(path))
     except ConfigError as error:
         program.leave("controld", program.EXIT_CONFIG, error)
+    if check_only:
+        return
     logs.configure(config.log, "controld", controld=config.id)
     with event_loop.runner() as runner:
         try:
@@ -82,7 +90,11 @@ async def run(config: ControldConfig, start_timeout_s: float) -> None:
     """
 
     async def start(stack: AsyncExitStack, over: Over) -> dict[str, object]:
+        notifier = Notifier.from_environment()
+        stack.callback(notifier.stopping, "draining")
         address = await _start(stack, config, start_timeout_s, over)
+        stack.push_async_callback(stop, asyncio.create_task(_feed(notifier), name="watchdog"))
+        notifier.ready(f"serving on {address}")
         return {"ready": "controld", "id": config.id, "listen": address}
 
     await program.serve(start)
@@ -116,6 +128,13 @@ async def _start(
     stack.push_async_callback(registry.close)
     await program.reach("etcd", registry.start, give_up)
     return await Parts(config, cluster, background, registry, beats_bus).start(stack)
+
+
+async def _feed(notifier: Notifier) -> None:
+    """Feed systemd's watchdog for as long as this loop turns."""
+    while notifier.watchdog_s:
+        notifier.alive()
+        await asyncio.sleep(notifier.watchdog_s / _FEEDS_A_LIMIT)
 
 
 async def _connect(

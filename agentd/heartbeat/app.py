@@ -20,7 +20,6 @@ from agentd.heartbeat.beat import Heart
 from agentd.heartbeat.load import LoadSampler
 from agentd.heartbeat.pipe import MOST_LINE_BYTES, Setup, Status, Word, line_of, read_line
 from agentd.hostfs import HostFs
-from agentd.notify import Notifier
 from corefleet import event_loop, logs
 from corefleet.adapters.nats_bus import NatsBus
 from corefleet.bus import Bus
@@ -28,6 +27,7 @@ from corefleet.clock import SystemClock
 from corefleet.codec import encode
 from corefleet.config import LogConfig
 from corefleet.errors import CorefleetError, CorruptRecord, Unavailable
+from corefleet.notify import Notifier
 from corefleet.subjects import beat as beat_subject
 
 _SAMPLE_EVERY_S = 1.0

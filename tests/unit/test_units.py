@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 import subprocess
 import tomllib
@@ -12,18 +13,30 @@ import pytest
 
 from agentd.core.health_samples import HealthSettings
 from agentd.requirements import REQUIREMENTS
+from controld.settings import check_config
 from corefleet import config as configuration
-from corefleet.config import AgentdConfig
+from corefleet.config import AgentdConfig, ControldConfig
 
 ROOT = Path(__file__).parents[2]
 UNITS = ROOT / "systemd"
 BIN = "/opt/corefleet/current/bin/"
-FILES = tuple(sorted(path.name for path in UNITS.iterdir()))
+FILES = tuple(
+    sorted(path.name for path in UNITS.iterdir() if path.suffix in (".service", ".slice"))
+)
+CONTROL = ("controld.service", "corefleet-etcd.service", "corefleet-nats.service")
+SYSUSERS = UNITS / "corefleet.sysusers.conf"
 SERVICES = tuple(name for name in FILES if name.endswith(".service"))
+PROGRAMS = {"agentd", "controld", "etcd", "nats-server", "python"}
 LONGEST_RUN_DIR_BYTES = 70
 """agentd.rooms puts its sockets elsewhere beyond that."""
-SCORES = {"agentd.service": 30, "corefleet-heartbeat.service": 15}
-"""The exposure that docs/node-operations.md explains, in tenths, rounded up."""
+SCORES = {
+    "agentd.service": 30,
+    "controld.service": 12,
+    "corefleet-etcd.service": 13,
+    "corefleet-heartbeat.service": 15,
+    "corefleet-nats.service": 13,
+}
+"""The exposure that docs/node-operations.md and control-node.md explain, in tenths, rounded up."""
 
 Options = dict[str, list[str]]
 
@@ -58,8 +71,43 @@ def heartbeat() -> Options:
     return read("corefleet-heartbeat.service")
 
 
-def test_there_are_the_units_that_a_node_needs() -> None:
-    assert FILES == ("agentd.service", "corefleet-heartbeat.service", "corefleet.slice")
+def test_there_are_the_units_that_nodes_and_control_nodes_need() -> None:
+    node = {"agentd.service", "corefleet-heartbeat.service", "corefleet.slice"}
+    assert set(FILES) == node | set(CONTROL)
+
+
+@pytest.mark.parametrize("name", CONTROL)
+def test_a_service_of_the_control_plane_has_a_user_of_its_own_and_no_rights(name: str) -> None:
+    options = read(name)
+    user = only(options, "User")
+    assert re.search(rf"^u {user} +- ", SYSUSERS.read_text(), re.MULTILINE)
+    assert only(options, "Group") == user
+    assert only(options, "CapabilityBoundingSet") == ""
+    for option in ("PrivateUsers", "ProtectKernelTunables", "ProtectClock", "RemoveIPC"):
+        assert only(options, option) == "yes", option
+
+
+def test_the_users_are_those_of_the_services() -> None:
+    named = {line.split()[1] for line in SYSUSERS.read_text().splitlines() if line[:2] == "u "}
+    assert named == {only(read(name), "User") for name in CONTROL}
+
+
+def test_controld_is_the_installed_program_and_its_watchdog_is_fed() -> None:
+    options = read("controld.service")
+    assert only(options, "ExecStart") == (f"{BIN}controld --config /etc/corefleet/controld.toml")
+    assert only(options, "Type") == "notify"
+    assert float(only(options, "WatchdogSec")) >= 5
+
+
+def test_the_example_of_a_control_node_is_right() -> None:
+    path = ROOT / "configs" / "controld.production.toml"
+    check_config(configuration.load(path, ControldConfig), str(path))
+
+
+def test_nats_moves_its_leaders_before_it_ends_and_reads_its_users_anew() -> None:
+    options = read("corefleet-nats.service")
+    assert only(options, "KillSignal") == "SIGUSR2"
+    assert only(options, "ExecReload") == "/bin/kill -HUP $MAINPID"
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -278,8 +326,10 @@ def test_systemd_understands_every_line(tmp_path: Path, analyze: str) -> None:
     etc.mkdir(parents=True)
     for name in FILES:
         shutil.copy(UNITS / name, etc)
-    for program in ("agentd", "python"):
-        path = tmp_path / BIN.removeprefix("/") / program
+    named = {only(read(name), "ExecStart").split()[0] for name in SERVICES}
+    assert {program.removeprefix(BIN) for program in named} == PROGRAMS
+    for program in (*named, "/bin/kill"):
+        path = tmp_path / program.removeprefix("/")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("#!/bin/sh\n")
         path.chmod(0o755)

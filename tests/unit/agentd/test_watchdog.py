@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from agentd import watchdog as watchdog_module
-from agentd.notify import Notifier
 from agentd.watchdog import Watchdog
+from corefleet.notify import Notifier
 
 
 @pytest.fixture
