@@ -36,18 +36,37 @@ def verb(run: Callable[P, Coroutine[Any, Any, int]]) -> Callable[P, None]:
 
     @wraps(run)
     def callback(*args: P.args, **kwargs: P.kwargs) -> None:
+        raise SystemExit(_ended(lambda: uvloop.run(run(*args, **kwargs))))
+
+    return callback
+
+
+def local_verb(run: Callable[P, int]) -> Callable[P, None]:
+    """Turn a function that works on files and talks to nobody into a click callback."""
+
+    @wraps(run)
+    def callback(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            code = uvloop.run(run(*args, **kwargs))
-        except CorefleetError as error:
-            click.echo(f"agentctl: {error}", err=True)
-            code = exit_code(error)
-            if code == UNAVAILABLE and not isinstance(error, Exhausted):
-                click.echo("is a fleet up? `agentctl up` starts one; --address names it", err=True)
-        except (KeyboardInterrupt, asyncio.CancelledError):
-            code = INTERRUPTED
+            code = _ended(lambda: run(*args, **kwargs))
+        except OSError as error:
+            click.echo(f"agentctl: {error.filename or 'file'}: {error.strerror}", err=True)
+            code = FAILED
         raise SystemExit(code)
 
     return callback
+
+
+def _ended(run: Callable[[], int]) -> int:
+    try:
+        return run()
+    except CorefleetError as error:
+        click.echo(f"agentctl: {error}", err=True)
+        code = exit_code(error)
+        if code == UNAVAILABLE and not isinstance(error, Exhausted):
+            click.echo("is a fleet up? `agentctl up` starts one; --address names it", err=True)
+        return code
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return INTERRUPTED
 
 
 def exit_code(error: CorefleetError) -> int:

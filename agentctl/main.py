@@ -28,6 +28,7 @@ VERBS = {
     "undrain": "Use a drained node again.",
     "pools": "List or apply pools.",
     "controlds": "List controlds and what they own.",
+    "pki": "Make, renew and show the certificates of all programs.",
     "model": "Fetch a model file.",
     "doctor": "Check a client, a control node or a node, and say what to do.",
     "support-bundle": "Collect what a bug report needs, without secrets.",

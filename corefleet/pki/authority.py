@@ -35,7 +35,7 @@ from corefleet.pki.wants import Want, check_hosts
 
 CA_DAYS = 3650.0
 CERTIFICATE_DAYS = 90.0
-BUNDLE = "ca.pem"
+
 
 _STATE = "state.json"
 _CAS = "cas"
@@ -236,10 +236,7 @@ def _bundle(directory: Path, state: AuthorityState) -> bytes:
 
 def _settle(directory: Path, state: AuthorityState) -> None:
     """Let the files be what the state says: the bundle, and no CA that it does not name."""
-    bundle = _bundle(directory, state)
-    path = directory / BUNDLE
-    if not path.exists() or path.read_bytes() != bundle:
-        files.write(path, bundle, files.PUBLIC)
+    files.write_if_other(directory / files.BUNDLE, _bundle(directory, state), files.PUBLIC)
     for file in (directory / _CAS).iterdir():
         if file.stem not in state.trusted:
             file.unlink()

@@ -21,6 +21,8 @@ from pathlib import Path
 
 from corefleet.errors import InvalidInput
 
+BUNDLE = "ca.pem"
+"""The name of the file of trusted CAs, on every host and beside everything issued."""
 SECRET = 0o600
 SECRET_FOR_GROUP = 0o640
 PUBLIC = 0o644
@@ -68,6 +70,14 @@ def write(path: Path, data: bytes, mode: int, gid: int | None = None) -> None:
             os.unlink(fresh)
         raise
     sync_directory(path.parent)
+
+
+def write_if_other(path: Path, data: bytes, mode: int) -> bool:
+    """Write unless the file holds `data` already; returns whether it was written."""
+    if path.exists() and path.read_bytes() == data:
+        return False
+    write(path, data, mode)
+    return True
 
 
 def create(path: Path, data: bytes, mode: int, gid: int | None = None) -> None:
@@ -132,9 +142,17 @@ def write_pair(
     for name in (f"{stem}.pem", f"{stem}.key"):
         _point(directory / name, f"{current.name}/{name}")
     sync_directory(directory)
-    for left in directory.glob(f".{stem}-*"):
-        if left != fresh:
-            shutil.rmtree(left, ignore_errors=True)
+    _drop_leftovers(directory, stem, fresh)
+
+
+def _drop_leftovers(directory: Path, stem: str, kept: Path) -> None:
+    """Remove the pair before, and what crashes left."""
+    for pattern in (f".{stem}-*", f".{stem}.pem.*", f".{stem}.key.*"):
+        for left in directory.glob(pattern):
+            if left.is_symlink():
+                left.unlink()
+            elif left != kept:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _drop_plain_pair(directory: Path, stem: str) -> None:

@@ -21,6 +21,14 @@ GENERATED = "corefleet/rpc/"
 _LEAVES = frozenset(
     f"corefleet/{name}.py" for name in ("bus", "codec", "errors", "ids", "store", "subjects")
 )
+_PURE = frozenset(
+    {
+        "agentd/engine/schedule.py",
+        "corefleet/pki/inventory.py",
+        "corefleet/pki/rotation.py",
+        "corefleet/pki/wants.py",
+    }
+)
 _IMPURE = frozenset(
     {
         "asyncio", "concurrent", "datetime", "grpc", "logging", "multiprocessing", "nats", "os",
@@ -43,7 +51,7 @@ def is_pure(path: str) -> bool:
     return (
         path in _LEAVES
         or path.startswith("corefleet/messages/")
-        or path == "agentd/engine/schedule.py"
+        or path in _PURE
         or (path.startswith(PROGRAMS) and "core" in PurePosixPath(path).parts[1:-1])
     )
 

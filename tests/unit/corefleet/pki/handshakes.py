@@ -50,4 +50,4 @@ def shake_hands(server: Peer, client: Peer, host: str) -> tuple[str, ...]:
             waiting.remove(end)
     seen = listening.getpeercert()
     assert seen is not None
-    return tuple(str(value) for kind, value in seen["subjectAltName"] if kind == "DNS")
+    return tuple(str(name[1]) for name in seen["subjectAltName"] if name[0] == "DNS")

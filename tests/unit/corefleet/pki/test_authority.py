@@ -1,10 +1,12 @@
-"""The certificate authority: what it issues holds in TLS handshakes, in every pass of a rotation."""
+"""The certificate authority: what it issues holds in TLS, in every pass of a rotation."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import ssl
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -224,9 +226,7 @@ def test_an_interrupted_pass_is_completed_by_the_same_pass(
 
 def _fail(patch: pytest.MonkeyPatch, at: int) -> list[int]:
     """Let the `at`-th replacement of a file fail; returns how many were asked for."""
-    from corefleet.pki import files
-
-    replace, calls = files.os.replace, [0]
+    replace, calls = os.replace, [0]
 
     def faulty(*paths: Path) -> None:
         calls[0] += 1
@@ -234,7 +234,7 @@ def _fail(patch: pytest.MonkeyPatch, at: int) -> list[int]:
             raise OSError("the machine stopped")
         replace(*paths)
 
-    patch.setattr(files.os, "replace", faulty)
+    patch.setattr(os, "replace", faulty)
     return calls
 
 
@@ -316,6 +316,17 @@ def test_a_line_that_a_crash_left_unfinished_is_not_in_the_index(
     assert [entry.name for entry in ca.issued] == ["c1"]
     ca.issue(CLIENT)
     assert [entry.name for entry in ca.issued] == ["c1", "n1"]
+
+
+def test_several_at_once_take_turns(ca: CertificateAuthority, tmp_path: Path) -> None:
+    def issue(k: int) -> None:
+        mine = CertificateAuthority.load(tmp_path / "ca")
+        for _ in range(5):
+            mine.issue_all([Want(Identity("agentd", f"n{k}")), Want(SERVER, HOSTS)])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(issue, range(4)))
+    assert len({entry.serial for entry in ca.issued}) == 40
 
 
 def test_a_damaged_index_or_state_is_named(ca: CertificateAuthority, tmp_path: Path) -> None:

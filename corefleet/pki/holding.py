@@ -1,0 +1,173 @@
+"""A holder's files: its pair in a directory, whether it is good, and the next key.
+
+<role>.pem <role>.key      what the program uses
+<role>.next.key <role>.csr the next key and the request for it, until `install`
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+
+from corefleet.errors import Conflict, InvalidInput
+from corefleet.identity import Identity, Role
+from corefleet.pki import files
+from corefleet.pki.certificates import (
+    Facts,
+    ca_id,
+    check_csr,
+    facts,
+    fits,
+    is_signed_by,
+    key_pem,
+    load_certs,
+    load_key,
+    make_csr,
+    new_key,
+)
+from corefleet.pki.wants import Want
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """When a certificate that is still valid is made anew."""
+
+    now_s: float
+    before_s: float | None
+    """So long before its end; None: always."""
+    signer: str
+    """Id of the CA that signs now; '' when that is not known."""
+
+
+def reason(held: Facts | None, key_fits: bool, want: Want, renewal: Renewal) -> str:
+    """Return why `want` needs a new certificate although `held` is there; '' when it is good."""
+    if held is None:
+        return "there was none"
+    if not key_fits:
+        return "the key does not fit"
+    if held.identity != want.identity or set(held.hosts) != set(want.hosts):
+        return "other names"
+    if renewal.signer and held.issuer_ca != renewal.signer:
+        return "signed by another CA"
+    if renewal.before_s is None:
+        return "asked for"
+    if held.not_after_s - renewal.now_s <= renewal.before_s:
+        return "expires soon"
+    return ""
+
+
+def read_facts(directory: Path, role: Role) -> Facts | None:
+    """Return what the certificate in `directory` says; None without a readable one."""
+    path = directory / f"{role}.pem"
+    try:
+        return facts(load_certs(path.read_bytes(), path)[0])
+    except (FileNotFoundError, NotADirectoryError, InvalidInput):
+        # A damaged file is as good as none: it is made anew.
+        return None
+
+
+def has_fitting_key(directory: Path, role: Role, held: Facts | None) -> bool:
+    """Whether the key in `directory` is that of `held`."""
+    path = directory / f"{role}.key"
+    try:
+        return held is not None and fits(held.cert, load_key(path.read_bytes(), path))
+    except (FileNotFoundError, NotADirectoryError, InvalidInput):
+        return False
+
+
+def reason_to_issue(directory: Path, want: Want, renewal: Renewal) -> str:
+    """Return why the pair in `directory` has to be made anew; '' when it is good."""
+    role = want.identity.role
+    held = read_facts(directory, role)
+    return reason(held, has_fitting_key(directory, role, held), want, renewal)
+
+
+def reason_to_sign(directory: Path, want: Want, renewal: Renewal) -> str:
+    """Return why the certificate in `directory` has to be made anew for the key of a request.
+
+    Raises InvalidInput when the request asks for anything but `want`.
+    """
+    held = read_facts(directory, want.identity.role)
+    same_key = held is not None
+    if want.csr_pem is not None:
+        key = check_csr(want.csr_pem, want.identity, want.hosts)
+        same_key = held is not None and held.cert.public_key() == key
+    return reason(held, same_key, want, renewal)
+
+
+def signer_of(directory: Path) -> str:
+    """Return the id of the CA that signs now: a host's bundle has it first. '' without a bundle."""
+    path = directory / files.BUNDLE
+    try:
+        return ca_id(load_certs(path.read_bytes(), path)[0])
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except x509.ExtensionNotFound:
+        raise InvalidInput("ca", str(path), "a bundle of `agentctl pki`") from None
+
+
+def request(directory: Path, want: Want) -> tuple[Path, bool]:
+    """Return where a request for `want` lies, and whether it had to be made.
+
+    The key stays in `directory`, readable by its owner only, and waits there for `install`.
+    """
+    role = want.identity.role
+    key_path, csr_path = directory / f"{role}.next.key", directory / f"{role}.csr"
+    if _is_pending(key_path, csr_path, want):
+        return csr_path, False
+    files.make_directory(directory, private=False)
+    key = new_key()
+    files.write(key_path, key_pem(key), files.SECRET)
+    files.write(csr_path, make_csr(key, want.identity, want.hosts), files.PUBLIC)
+    return csr_path, True
+
+
+def install(directory: Path, role: Role, cert_pem: bytes, gid: int | None) -> bool:
+    """Put a signed certificate in place with the key that waits for it; False when it was there.
+
+    Raises InvalidInput for another role's certificate or one that no CA of the host's bundle
+    signed, Conflict when no key here fits.
+    """
+    held = facts(load_certs(cert_pem, directory / f"{role}.pem")[0])
+    if held.identity is None or held.identity.role != role:
+        raise InvalidInput("cert", held.subject, f"a certificate of the role {role}")
+    bundle = directory / files.BUNDLE
+    if not any(is_signed_by(held.cert, ca) for ca in load_certs(files.read("ca", bundle), bundle)):
+        raise InvalidInput("cert", held.issuer, f"a certificate that a CA of {bundle} signed")
+    waiting = directory / f"{role}.next.key"
+    if waiting.exists():
+        key = load_key(files.read("key", waiting), waiting)
+        if fits(held.cert, key):
+            files.write_pair(directory, role, cert_pem, key_pem(key), gid)
+            _drop_request(directory, role)
+            return True
+    current = read_facts(directory, role)
+    if current and current.serial == held.serial and has_fitting_key(directory, role, current):
+        return False
+    raise Conflict(
+        f"{directory}: no key here is that of the certificate {held.serial} of {held.identity};"
+        " it belongs to another request"
+    )
+
+
+def _is_pending(key_path: Path, csr_path: Path, want: Want) -> bool:
+    try:
+        key = load_key(key_path.read_bytes(), key_path)
+        return check_csr(csr_path.read_bytes(), want.identity, want.hosts) == key.public_key()
+    except (FileNotFoundError, NotADirectoryError, InvalidInput):
+        return False
+
+
+def _drop_request(directory: Path, role: Role) -> None:
+    for name in (f"{role}.csr", f"{role}.next.key"):
+        path = directory / name
+        if path.exists():
+            os.unlink(path)
+
+
+def place(out: Path, identity: Identity) -> Path:
+    """Return the directory of one holder among many: `<out>/<role>/<name>`."""
+    return out / identity.role / identity.name
