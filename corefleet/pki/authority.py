@@ -26,10 +26,9 @@ from corefleet.pki.certificates import (
     SigningCa,
     cert_pem,
     key_pem,
-    load_certs,
-    load_key,
     make_ca,
 )
+from corefleet.pki.reading import load_key, read_certs
 from corefleet.pki.rotation import AuthorityState
 from corefleet.pki.wants import Want, check_hosts
 
@@ -67,6 +66,8 @@ class CertificateAuthority:
         if (directory / _STATE).exists():
             raise Conflict(f"{directory}: a certificate authority is there; it is not overwritten")
         files.make_directory(directory, private=True)
+        if directory.stat().st_mode & 0o022:
+            raise InvalidInput("directory", str(directory), "one that only its owner can write to")
         with files.locked(directory / _LOCK):
             if (directory / _STATE).exists():
                 raise Conflict(f"{directory}: a certificate authority is there already")
@@ -222,8 +223,12 @@ def _add_ca(directory: Path, now_s: float, days: float) -> str:
 
 def _read_ca(directory: Path, name: str) -> SigningCa:
     cert, key = _cas(directory, name, "pem"), _cas(directory, name, "key")
+    if key.exists() and key.stat().st_mode & 0o077:
+        raise InvalidInput(
+            "CA key", str(key), "a file of mode 0600; who could read it can be anyone"
+        )
     found = SigningCa(
-        load_certs(files.read("CA", cert), cert)[0], load_key(files.read("CA key", key), key)
+        read_certs(files.read("CA", cert), cert)[0].cert, load_key(files.read("CA key", key), key)
     )
     if found.cert.public_key() != found.key.public_key() or found.id != name:
         raise CorruptRecord(f"{cert} and {key} are not the pair of CA {name}; restore a backup")

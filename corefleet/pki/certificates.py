@@ -1,4 +1,4 @@
-"""X.509: what corefleet's certificates say, how they are signed, and how they are read again."""
+"""X.509: what corefleet's certificates say, and how they are asked for and signed."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from corefleet.errors import InvalidInput
-from corefleet.identity import Identity, find_identity
+from corefleet.identity import Identity
+from corefleet.pki.reading import UNREADABLE, ca_id, serial_text, short_id
 from corefleet.pki.wants import SERVERS, is_address
 
 DAY_S = 86_400
@@ -23,7 +22,6 @@ CLOCKS_DIFFER_S = 300
 """Certificates are valid from so long before they are made: not every clock is right."""
 
 _ORGANIZATION = "corefleet"
-_CA_ID_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +54,6 @@ class SigningCa:
         return ca_id(self.cert)
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What a certificate says of itself."""
-
-    cert: x509.Certificate = field(repr=False)
-    subject: str
-    issuer: str
-    identity: Identity | None
-    hosts: tuple[str, ...]
-    serial: str
-    not_before_s: float
-    not_after_s: float
-    issuer_ca: str
-    """Id of the CA that it names as its issuer; '' when it names none."""
-    is_ca: bool
-
-
 def new_key() -> ec.EllipticCurvePrivateKey:
     """Return a fresh key on the curve P-256, which TLS libraries everywhere know."""
     return ec.generate_private_key(ec.SECP256R1())
@@ -92,31 +73,6 @@ def cert_pem(cert: x509.Certificate) -> bytes:
     return cert.public_bytes(serialization.Encoding.PEM)
 
 
-def load_key(pem: bytes, path: Path) -> ec.EllipticCurvePrivateKey:
-    """Return the key in `pem`; raises InvalidInput naming `path`, never the content."""
-    try:
-        key = serialization.load_pem_private_key(pem, None)
-    except (ValueError, TypeError):
-        key = None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise InvalidInput("key", str(path), "a PEM file of an EC key without a passphrase")
-    return key
-
-
-def load_certs(pem: bytes, path: Path) -> list[x509.Certificate]:
-    """Return the certificates in `pem`, at least one; raises InvalidInput naming `path`."""
-    try:
-        return x509.load_pem_x509_certificates(pem)
-    except ValueError:
-        raise InvalidInput("certificate", str(path), "a PEM file of certificates") from None
-
-
-def ca_id(cert: x509.Certificate) -> str:
-    """Return what a CA is called: the start of its subject key identifier, in hexadecimal."""
-    found = cert.extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
-    return found.value.digest[:_CA_ID_BYTES].hex()
-
-
 def make_ca(now_s: float, days: float) -> SigningCa:
     """Return a new self-signed CA, which signs certificates of holders only (path length 0).
 
@@ -124,10 +80,10 @@ def make_ca(now_s: float, days: float) -> SigningCa:
     """
     key = new_key()
     known_as = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    name = _name(f"corefleet CA {known_as.digest[:_CA_ID_BYTES].hex()}")
+    name = _name(f"corefleet CA {short_id(known_as.digest)}")
     usage = x509.KeyUsage(
-        digital_signature=True, content_commitment=False, key_encipherment=False,
-        data_encipherment=False, key_agreement=False, key_cert_sign=True, crl_sign=True,
+        digital_signature=False, content_commitment=False, key_encipherment=False,
+        data_encipherment=False, key_agreement=False, key_cert_sign=True, crl_sign=False,
         encipher_only=False, decipher_only=False,
     )  # fmt: skip
     cert = (
@@ -230,88 +186,22 @@ def check_csr(pem: bytes, identity: Identity, hosts: Sequence[str]) -> ec.Ellipt
     """
     try:
         request = x509.load_pem_x509_csr(pem)
-        names = request.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        extensions = len(request.extensions)
-        signed = request.is_signature_valid
-    except (ValueError, x509.ExtensionNotFound) as error:
+        asked = set(request.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+        same = request.subject == _name(identity.role) and len(request.extensions) == 1
+        subject = request.subject.rfc4514_string()
+        key, signed = request.public_key(), request.is_signature_valid
+    except UNREADABLE as error:
         raise InvalidInput("csr", str(identity), f"a request in PEM with names ({error})") from None
-    asked, wanted = set(names), set(alternative_names(identity, hosts))
-    if asked != wanted or request.subject != _name(identity.role) or extensions != 1:
+    wanted = set(alternative_names(identity, hosts))
+    if asked != wanted or not same:
         shown = ", ".join(sorted(str(name.value) for name in asked))
         expected = ", ".join(sorted(str(name.value) for name in wanted))
-        raise InvalidInput(
-            "csr",
-            f"{request.subject.rfc4514_string()}: {shown}",
-            f"for {identity}: only {expected}",
-        )
-    key = request.public_key()
+        raise InvalidInput("csr", f"{subject}: {shown}", f"for {identity}: only {expected}")
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise InvalidInput("csr", f"key of {identity}", "an EC key on the curve P-256")
     if not signed:
         raise InvalidInput("csr", str(identity), "a request signed by its own key")
     return key
-
-
-def facts(cert: x509.Certificate) -> Facts:
-    """Return what a certificate says of itself, ours or not."""
-    dns, addresses = _names(cert)
-    identity = find_identity(dns)
-    own = identity.dns_name if identity else None
-    return Facts(
-        cert=cert,
-        subject=cert.subject.rfc4514_string(),
-        issuer=cert.issuer.rfc4514_string(),
-        identity=identity,
-        hosts=(*(name for name in dns if name != own), *addresses),
-        serial=serial_text(cert),
-        not_before_s=cert.not_valid_before_utc.timestamp(),
-        not_after_s=cert.not_valid_after_utc.timestamp(),
-        issuer_ca=_issuer_ca(cert),
-        is_ca=_is_ca(cert),
-    )
-
-
-def is_signed_by(cert: x509.Certificate, ca: x509.Certificate) -> bool:
-    """Whether `ca` signed `cert`; says nothing of their times."""
-    try:
-        cert.verify_directly_issued_by(ca)
-    except (ValueError, TypeError, InvalidSignature):
-        return False
-    return True
-
-
-def fits(cert: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> bool:
-    """Whether `key` is the private key of `cert`."""
-    return cert.public_key() == key.public_key()
-
-
-def serial_text(cert: x509.Certificate) -> str:
-    """Return a certificate's serial number in hexadecimal."""
-    return f"{cert.serial_number:x}"
-
-
-def _names(cert: x509.Certificate) -> tuple[list[str], list[str]]:
-    try:
-        found = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return [], []
-    addresses = found.get_values_for_type(x509.IPAddress)
-    return found.get_values_for_type(x509.DNSName), [str(address) for address in addresses]
-
-
-def _issuer_ca(cert: x509.Certificate) -> str:
-    try:
-        found = cert.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
-    except x509.ExtensionNotFound:
-        return ""
-    return (found.key_identifier or b"")[:_CA_ID_BYTES].hex()
-
-
-def _is_ca(cert: x509.Certificate) -> bool:
-    try:
-        return cert.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    except x509.ExtensionNotFound:
-        return False
 
 
 def _name(common_name: str) -> x509.Name:

@@ -10,24 +10,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from cryptography import x509
-
 from corefleet.errors import Conflict, InvalidInput
 from corefleet.identity import Identity, Role
 from corefleet.pki import files
-from corefleet.pki.certificates import (
-    Facts,
-    ca_id,
-    check_csr,
-    facts,
-    fits,
-    is_signed_by,
-    key_pem,
-    load_certs,
-    load_key,
-    make_csr,
-    new_key,
-)
+from corefleet.pki.certificates import check_csr, key_pem, make_csr, new_key
+from corefleet.pki.reading import Facts, fits, is_signed_by, load_key, read_certs
 from corefleet.pki.wants import Want
 
 
@@ -63,7 +50,7 @@ def read_facts(directory: Path, role: Role) -> Facts | None:
     """Return what the certificate in `directory` says; None without a readable one."""
     path = directory / f"{role}.pem"
     try:
-        return facts(load_certs(path.read_bytes(), path)[0])
+        return read_certs(path.read_bytes(), path)[0]
     except (FileNotFoundError, NotADirectoryError, InvalidInput):
         # A damaged file is as good as none: it is made anew.
         return None
@@ -102,11 +89,11 @@ def signer_of(directory: Path) -> str:
     """Return the id of the CA that signs now: a host's bundle has it first. '' without a bundle."""
     path = directory / files.BUNDLE
     try:
-        return ca_id(load_certs(path.read_bytes(), path)[0])
+        first = read_certs(path.read_bytes(), path)[0]
     except (FileNotFoundError, NotADirectoryError):
         return ""
-    except x509.ExtensionNotFound:
-        raise InvalidInput("ca", str(path), "a bundle of `agentctl pki`") from None
+    # A CA signs itself: its issuer is its own.
+    return first.issuer_ca
 
 
 def request(directory: Path, want: Want) -> tuple[Path, bool]:
@@ -131,11 +118,13 @@ def install(directory: Path, role: Role, cert_pem: bytes, gid: int | None) -> bo
     Raises InvalidInput for another role's certificate or one that no CA of the host's bundle
     signed, Conflict when no key here fits.
     """
-    held = facts(load_certs(cert_pem, directory / f"{role}.pem")[0])
+    held = read_certs(cert_pem, directory / f"{role}.pem")[0]
     if held.identity is None or held.identity.role != role:
         raise InvalidInput("cert", held.subject, f"a certificate of the role {role}")
     bundle = directory / files.BUNDLE
-    if not any(is_signed_by(held.cert, ca) for ca in load_certs(files.read("ca", bundle), bundle)):
+    if not any(
+        is_signed_by(held.cert, ca.cert) for ca in read_certs(files.read("ca", bundle), bundle)
+    ):
         raise InvalidInput("cert", held.issuer, f"a certificate that a CA of {bundle} signed")
     waiting = directory / f"{role}.next.key"
     if waiting.exists():

@@ -11,15 +11,12 @@ from cryptography import x509
 
 from corefleet.errors import InvalidInput
 from corefleet.pki import files
-from corefleet.pki.certificates import (
-    CLOCKS_DIFFER_S,
-    Facts,
-    facts,
-    fits,
-    is_signed_by,
-    load_certs,
-    load_key,
-)
+from corefleet.pki.authority import CERTIFICATE_DAYS
+from corefleet.pki.certificates import CLOCKS_DIFFER_S, DAY_S
+from corefleet.pki.reading import Facts, fits, is_signed_by, load_key, read_certs
+
+_CA_WARN_S = 2 * CERTIFICATE_DAYS * DAY_S
+"""A CA signs nothing that outlives it: so long before its end is the time to replace it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +32,8 @@ class Seen:
 def inspect(paths: Sequence[Path], now_s: float, warn_s: float) -> list[Seen]:
     """Return every certificate in `paths`; of a directory all *.pem below it, hidden ones not.
 
-    A certificate has problems when it is over, or will be within `warn_s`, when the key beside it
+    A certificate has problems when it is over, or will be within `warn_s` (a CA's: within twice
+    the life of what it signs), when the key beside it
     is not its own or can be read by everyone, or when no CA of the ca.pem beside it signed it.
     Raises InvalidInput for a file that holds no certificate.
     """
@@ -43,9 +41,9 @@ def inspect(paths: Sequence[Path], now_s: float, warn_s: float) -> list[Seen]:
     bundles: dict[Path, list[x509.Certificate]] = {}
     for file in _files(paths):
         authorities = _bundle_beside(file, bundles)
-        for cert in load_certs(files.read("certificate", file), file):
-            read = facts(cert)
-            problems = [*_time_problems(read, now_s, warn_s)]
+        for read in read_certs(files.read("certificate", file), file):
+            cert = read.cert
+            problems = [*_time_problems(read, now_s, _CA_WARN_S if read.is_ca else warn_s)]
             problems += _key_problems(file.with_suffix(".key"), cert)
             if authorities and not any(is_signed_by(cert, ca) for ca in authorities):
                 problems.append(f"no CA of {files.BUNDLE} signed it")
@@ -71,7 +69,8 @@ def _is_shown(file: Path, top: Path) -> bool:
 def _bundle_beside(file: Path, known: dict[Path, list[x509.Certificate]]) -> list[x509.Certificate]:
     if file.parent not in known:
         bundle = file.parent / files.BUNDLE
-        known[file.parent] = load_certs(files.read("ca", bundle), bundle) if bundle.exists() else []
+        found = read_certs(files.read("ca", bundle), bundle) if bundle.exists() else []
+        known[file.parent] = [each.cert for each in found]
     return known[file.parent]
 
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from agentctl.main import main
 from corefleet.identity import Identity
 from corefleet.pki import CertificateAuthority
-from corefleet.pki.certificates import facts, load_certs
+from corefleet.pki.reading import read_certs
 
 DAY_S = 86_400
 ME = Identity("agentd", "n1")
@@ -189,12 +189,22 @@ def test_show_finds_what_is_wrong(tmp_path: Path) -> None:
     assert "good.key is readable by others" in ran.stdout
 
 
+def test_a_ca_near_its_end_is_a_problem_while_there_is_time(tmp_path: Path) -> None:
+    """Half a year: its certificates live 90 days, and none outlives it."""
+    assert pki("init", tmp_path / "long", "--days", "181").exit_code == 0
+    assert pki("show", tmp_path / "long/ca.pem").exit_code == 0
+    assert pki("init", tmp_path / "short", "--days", "179").exit_code == 0
+    ran = pki("show", tmp_path / "short/ca.pem")
+    assert ran.exit_code == 1
+    assert "expires soon" in ran.stdout
+
+
 def test_list_shows_the_newest_of_each_or_all(ca: Path, tmp_path: Path) -> None:
     for name in ("n2", "n1", "n2"):
         done("issue", ca, "agentd", name, "--out", tmp_path / name)
     newest = [json.loads(line) for line in pki("list", ca, "--json").stdout.splitlines()]
     assert [each["name"] for each in newest] == ["n1", "n2"]
-    held = facts(load_certs((tmp_path / "n2/agentd.pem").read_bytes(), tmp_path)[0])
+    held = read_certs((tmp_path / "n2/agentd.pem").read_bytes(), tmp_path)[0]
     assert newest[1]["serial"] == held.serial
     assert len(pki("list", ca, "--all", "--json").stdout.splitlines()) == 3
     assert "agentd  n1" in pki("list", ca).stdout

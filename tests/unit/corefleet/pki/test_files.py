@@ -15,8 +15,8 @@ import pytest
 from corefleet.errors import InvalidInput
 from corefleet.identity import Identity
 from corefleet.pki import CertificateAuthority, Issued, files
-from corefleet.pki.certificates import load_key
 from corefleet.pki.holding import has_fitting_key, read_facts
+from corefleet.pki.reading import load_key
 
 ME = Identity("agentd", "n1")
 
@@ -161,13 +161,31 @@ def test_no_secret_of_a_ca_is_ever_open_to_others(
     ca = CertificateAuthority.create(tmp_path / "ca")
     ca.issue(ME)
     for step in ("begin", "switch", "finish"):
-        ca.rotate(step, force=True)  # type: ignore[arg-type]
+        ca.rotate(step, force=True)
     assert len(opened) > 5
     assert [path for path, mode in opened if mode & 0o077] == []
     for file in (tmp_path / "ca").rglob("*"):
         if file.is_file() and b"PRIVATE" in file.read_bytes():
             assert mode(file) == 0o600, file
     assert mode(tmp_path / "ca") == mode(tmp_path / "ca/cas") == 0o700
+
+
+def test_a_ca_whose_key_others_can_read_signs_nothing(tmp_path: Path) -> None:
+    ca = CertificateAuthority.create(tmp_path / "ca")
+    [key] = (tmp_path / "ca/cas").glob("*.key")
+    key.chmod(0o640)
+    with pytest.raises(InvalidInput, match="mode 0600"):
+        ca.issue(ME)
+    key.chmod(0o600)
+    ca.issue(ME)
+
+
+def test_a_ca_is_not_made_where_others_can_change_it(tmp_path: Path) -> None:
+    (tmp_path / "ca").mkdir()
+    (tmp_path / "ca").chmod(0o777)
+    with pytest.raises(InvalidInput, match="only its owner"):
+        CertificateAuthority.create(tmp_path / "ca")
+    assert list((tmp_path / "ca").iterdir()) == []
 
 
 def test_a_link_that_somebody_planted_is_not_followed(tmp_path: Path) -> None:

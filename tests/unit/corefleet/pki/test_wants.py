@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import ipaddress
 import json
 import string
@@ -15,9 +17,10 @@ from hypothesis import strategies as st
 from corefleet.errors import Conflict, InvalidInput
 from corefleet.identity import ROLES, Identity, Role
 from corefleet.pki import CertificateAuthority, Want, holding
-from corefleet.pki.certificates import check_csr, facts, load_certs, make_csr, new_key
+from corefleet.pki.certificates import Signer, check_csr, make_ca, make_csr, new_key
 from corefleet.pki.holding import Renewal, reason
 from corefleet.pki.inventory import parse
+from corefleet.pki.reading import read_certs
 from corefleet.pki.wants import SERVERS, check_hosts
 
 ME = Identity("agentd", "n1")
@@ -154,6 +157,35 @@ def test_a_request_with_another_kind_of_key_or_damaged_is_refused() -> None:
         check_csr(b"hello", ME, HOSTS)
 
 
+ISSUED = Signer(make_ca(1.8e9, 100)).sign(ME, HOSTS, None, 1.8e9, 1.8e9 + DAY_S)
+
+
+CSR = make_csr(KEY, ME, HOSTS)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("pem", [CSR, ISSUED.cert_pem], ids=["request", "certificate"])
+@given(
+    damage=st.lists(
+        st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=3
+    )
+)
+def test_what_is_damaged_is_refused_and_nothing_worse(
+    pem: bytes, damage: list[tuple[float, int]]
+) -> None:
+    """A request comes from a node that may be anybody's."""
+    first, *body, last = pem.decode().splitlines()
+    der = bytearray(base64.b64decode("".join(body)))
+    for where, byte in damage:
+        der[int(where * len(der))] = byte
+    damaged = "\n".join([first, base64.b64encode(der).decode(), last, ""]).encode()
+    with contextlib.suppress(InvalidInput):
+        if pem == CSR:
+            assert check_csr(damaged, ME, HOSTS) == KEY.public_key()
+        else:
+            read_certs(damaged, Path("node.pem"))
+
+
 @pytest.fixture
 def ca(tmp_path: Path) -> CertificateAuthority:
     return CertificateAuthority.create(tmp_path / "ca", clock=lambda: 1_800_000_000)
@@ -161,7 +193,7 @@ def ca(tmp_path: Path) -> CertificateAuthority:
 
 def test_a_certificate_is_made_anew_for_good_reasons_only(ca: CertificateAuthority) -> None:
     issued = ca.issue(ME, HOSTS, days=90)
-    held = facts(load_certs(issued.cert_pem, Path())[0])
+    held = read_certs(issued.cert_pem, Path())[0]
     want, signer = Want(ME, tuple(reversed(HOSTS))), ca.state.signer
 
     def after(days: float, before_days: float | None = 30, by: str = signer) -> str:
