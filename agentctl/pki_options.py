@@ -68,6 +68,7 @@ def batch_options(renew_before_s: int | None) -> Callable[[F], F]:
                 "or is signed by another CA. Default: "
                 + ("30d." if renew_before_s else "make all."),
             ),
+            click.option("--dry-run", is_flag=True, help="Only say what would be made, and why."),
             json_option,
         ):
             function = option(function)

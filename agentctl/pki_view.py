@@ -2,38 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from agentctl.output import as_json, data, say
 from corefleet.identity import Identity
 from corefleet.pki import CertificateAuthority, index
-from corefleet.pki.batch import Outcome
+from corefleet.pki.batch import Change, Lack
 from corefleet.pki.inspection import Seen
 
 DAY_S = 86_400
 
 
-def show_outcome(done: Outcome, json_out: bool) -> None:
+def show_outcome(
+    changes: Sequence[Change], bundle_changed: bool, unchanged: int, json_out: bool
+) -> None:
     """Print what was made and why."""
     if json_out:
         as_json(
             {
-                "changed": bool(done.changes) or done.bundle_changed,
-                "bundle_changed": done.bundle_changed,
+                "changed": bool(changes) or bundle_changed,
+                "bundle_changed": bundle_changed,
                 "issued": [
                     entry_json(index.entry_of(each.issued))
                     | {"reason": each.reason, "cert": str(each.cert)}
-                    for each in done.changes
+                    for each in changes
                 ],
-                "unchanged": done.unchanged,
+                "unchanged": unchanged,
             }
         )
         return
-    for each in done.changes:
+    for each in changes:
         data(f"{each.issued.identity}: {each.cert}, until {date(each.issued.not_after_s)}")
         say(f"{each.issued.identity}: {each.reason}")
-    say(f"{len(done.changes)} made, {done.unchanged} good already")
+    say(f"{len(changes)} made, {unchanged} good already")
+
+
+def show_plan(
+    missing: Sequence[Lack], bundle_differs: bool, unchanged: int, json_out: bool
+) -> None:
+    """Print what would be made and why."""
+    if json_out:
+        as_json(
+            {
+                "changed": bool(missing) or bundle_differs,
+                "would_issue": [
+                    {"role": each.want.identity.role, "name": each.want.identity.name,
+                     "hosts": list(each.want.hosts), "reason": each.reason}
+                    for each in missing
+                ],
+                "unchanged": unchanged,
+            }
+        )  # fmt: skip
+        return
+    for each in missing:
+        data(f"{each.want.identity}: {each.reason}")
+    say(f"{len(missing)} would be made, {unchanged} are good")
 
 
 def entry_json(entry: index.Entry) -> dict[str, Any]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from agentctl.boundary import local_verb
-from agentctl.durations import Duration
+from agentctl.durations import Duration, shown
 from agentctl.options import json_option
 from agentctl.output import as_json, data, say, table
 from agentctl.pki_options import (
@@ -23,14 +23,23 @@ from agentctl.pki_options import (
     identity_arguments,
 )
 from agentctl.pki_rotation import rotate_ca
-from agentctl.pki_view import DAY_S, date, entry_json, seen_json, seen_row, show_outcome, whole_days
+from agentctl.pki_view import (
+    DAY_S,
+    date,
+    entry_json,
+    seen_json,
+    seen_row,
+    show_outcome,
+    show_plan,
+    whole_days,
+)
 from corefleet.errors import InvalidInput
 from corefleet.identity import ROLES, Role
 from corefleet.pki import CertificateAuthority, Want, batch, files, holding, index, inventory
 from corefleet.pki.authority import CA_DAYS
-from corefleet.pki.batch import Outcome
 from corefleet.pki.holding import Renewal
 from corefleet.pki.inspection import inspect
+from corefleet.pki.reading import load_key
 
 _RENEW_BEFORE_S = 30 * DAY_S
 _WARN_DAYS = 21.0
@@ -73,6 +82,7 @@ def issue(
     days: float,
     out: Path,
     renew_before_s: int | None,
+    dry_run: bool,
     group: str | None,
     json_out: bool,
 ) -> int:
@@ -82,17 +92,8 @@ def issue(
     and .key. Key and certificate are replaced together.
     """
     wants = _wants(role, name, hosts, list_file)
-    ca = CertificateAuthority.load(directory)
-    done = batch.run(
-        ca,
-        wants,
-        out,
-        _places(out, list_file is not None),
-        days,
-        Renewal(time.time(), renew_before_s, ca.state.signer),
-        files.group_id(group),
-    )
-    show_outcome(done, json_out)
+    many = list_file is not None
+    _make(directory, wants, out, many, days, renew_before_s, dry_run, json_out, group=group)
     return 0
 
 
@@ -133,6 +134,7 @@ def sign(
     days: float,
     out: Path,
     renew_before_s: int | None,
+    dry_run: bool,
     json_out: bool,
 ) -> int:
     """Sign requests whose names are exactly those of ROLE NAME and its hosts, or of a list.
@@ -141,19 +143,48 @@ def sign(
     while its certificate in OUT is good.
     """
     many = list_file is not None
-    wants = _wants(role, name, hosts, list_file)
-    ca = CertificateAuthority.load(directory)
-    renewal = Renewal(time.time(), renew_before_s, ca.state.signer)
-    places = _places(out, many)
-    asked = []
-    for want in wants:
+    wants = []
+    for want in _wants(role, name, hosts, list_file):
         path = holding.place(csr, want.identity) / f"{want.identity.role}.csr" if many else csr
-        if path.exists() or holding.reason_to_sign(places(want), want, renewal):
-            asked.append(Want(want.identity, want.hosts, files.read("--csr", path)))
-    done = batch.run(ca, asked, out, places, days, renewal, sign=True)
-    done = Outcome(done.changes, len(wants) - len(done.changes), done.bundle_changed)
-    show_outcome(done, json_out)
+        pem = files.read("--csr", path) if path.exists() or not many else None
+        wants.append(Want(want.identity, want.hosts, pem))
+    _make(directory, wants, out, many, days, renew_before_s, dry_run, json_out, sign_only=True)
     return 0
+
+
+def _make(
+    directory: Path,
+    wants: Sequence[Want],
+    out: Path,
+    many: bool,
+    days: float,
+    renew_before_s: int | None,
+    dry_run: bool,
+    json_out: bool,
+    group: str | None = None,
+    sign_only: bool = False,
+) -> None:
+    """Make what is missing and print it."""
+    if renew_before_s is not None and renew_before_s >= days * DAY_S:
+        raise InvalidInput(
+            "--renew-before", shown(renew_before_s), f"less than the {days:g} days of --days"
+        )
+    ca, gid = CertificateAuthority.load(directory), files.group_id(group)
+    missing = batch.lacks(
+        wants,
+        lambda want: holding.place(out, want.identity) if many else out,
+        Renewal(time.time(), renew_before_s, ca.state.signer),
+        sign_only,
+    )
+    for lack in missing:
+        if sign_only and lack.want.csr_pem is None:
+            raise InvalidInput("--csr", str(lack.want.identity), f"a request: {lack.reason}")
+    unchanged = len(wants) - len(missing)
+    if dry_run:
+        show_plan(missing, batch.bundle_differs(ca, out), unchanged, json_out)
+        return
+    changes, bundle_changed = batch.issue(ca, missing, out, days, gid)
+    show_outcome(changes, bundle_changed, unchanged, json_out)
 
 
 @command.command("request")
@@ -179,8 +210,8 @@ def request(
     why = holding.reason_to_issue(directory, want, renewal)
     path, changed = holding.request(directory, want) if why else (None, False)
     if json_out:
-        shown = str(path) if path else None
-        as_json({"changed": changed, "needed": bool(why), "reason": why, "csr": shown})
+        csr = str(path) if path else None
+        as_json({"changed": changed, "needed": bool(why), "reason": why, "csr": csr})
     elif path:
         data(str(path))
         say(f"{why}: sign this with `agentctl pki sign`, then `agentctl pki install`")
@@ -191,18 +222,26 @@ def request(
 
 @command.command("install")
 @click.argument("role", type=click.Choice(ROLES))
-@click.option("--cert", type=PATH, required=True, help="The certificate that `sign` made.")
+@click.option("--cert", type=PATH, required=True, help="The certificate.")
+@click.option("--key", type=PATH, help="Its key. Default: the one that `request` made.")
 @host_directory_option
 @group_option
 @json_option
 @local_verb
-def install(role: Role, cert: Path, directory: Path, group: str | None, json_out: bool) -> int:
-    """Put a signed certificate in place, together with the key that `request` made for it.
+def install(
+    role: Role, cert: Path, key: Path | None, directory: Path, group: str | None, json_out: bool
+) -> int:
+    """Put a certificate in place together with its key.
 
     DIR/ca.pem is there before: a certificate that none of its CAs signed is refused.
     """
-    pem = files.read("--cert", cert)
-    changed = holding.install(directory, role, pem, files.group_id(group))
+    changed = holding.install(
+        directory,
+        role,
+        files.read("--cert", cert),
+        files.group_id(group),
+        load_key(files.read("--key", key), key) if key else None,
+    )
     if json_out:
         as_json({"changed": changed, "cert": str(directory / f"{role}.pem")})
     else:
@@ -243,9 +282,9 @@ def show(paths: tuple[Path, ...], warn_days: float, json_out: bool) -> int:
 def list_issued(directory: Path, everything: bool, json_out: bool) -> int:
     """List the newest certificate of every holder, as the CA's index knows them."""
     entries = CertificateAuthority.load(directory).issued
-    shown = entries if everything else index.newest(entries)
+    chosen = entries if everything else index.newest(entries)
     if json_out:
-        for entry in shown:
+        for entry in chosen:
             as_json(entry_json(entry))
         return 0
     now_s = time.time()
@@ -256,7 +295,7 @@ def list_issued(directory: Path, everything: bool, json_out: bool) -> int:
                 entry.role, entry.name, " ".join(entry.hosts) or "-", date(entry.not_after_s),
                 whole_days(entry.not_after_s - now_s), entry.ca, entry.serial,
             )
-            for entry in shown
+            for entry in chosen
         ],
     )  # fmt: skip
     return 0
@@ -283,7 +322,3 @@ def _list_text(path: Path) -> str:
         return raw.decode()
     except UnicodeDecodeError as error:
         raise InvalidInput("--from", str(path), f"UTF-8 text (byte {error.start} is not)") from None
-
-
-def _places(out: Path, many: bool) -> Callable[[Want], Path]:
-    return lambda want: holding.place(out, want.identity) if many else out

@@ -27,43 +27,60 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a batch did."""
+class Lack:
+    """A want that needs a certificate, why, and the directory where it goes."""
 
-    changes: list[Change]
-    unchanged: int
-    bundle_changed: bool
-    """Whether the ca.pem beside the certificates was written."""
+    want: Want
+    reason: str
+    directory: Path
 
 
-def run(
-    ca: CertificateAuthority,
+def lacks(
     wants: Sequence[Want],
-    out: Path,
     directory_of: Callable[[Want], Path],
-    days: float,
     renewal: Renewal,
-    gid: int | None = None,
     sign: bool = False,
-) -> Outcome:
-    """Issue what `wants` lack in their directories; with `sign` for the keys of requests.
+) -> list[Lack]:
+    """Return which of `wants` need a certificate; with `sign` for the keys of their requests."""
+    why = holding.reason_to_sign if sign else holding.reason_to_issue
+    found = []
+    for want in wants:
+        directory = directory_of(want)
+        reason = why(directory, want, renewal)
+        if reason:
+            found.append(Lack(want, reason, directory))
+    return found
+
+
+def bundle_differs(ca: CertificateAuthority, out: Path) -> bool:
+    """Whether the ca.pem in `out` is not what the CA says."""
+    path = out / files.BUNDLE
+    return not path.exists() or path.read_bytes() != ca.bundle_pem
+
+
+def issue(
+    ca: CertificateAuthority,
+    missing: Sequence[Lack],
+    out: Path,
+    days: float,
+    gid: int | None = None,
+) -> tuple[list[Change], bool]:
+    """Issue what is missing; returns that, and whether the ca.pem in `out` was written.
 
     A batch that was interrupted is simply run again: what is good stays.
     """
-    why = holding.reason_to_sign if sign else holding.reason_to_issue
-    missing = [(want, found) for want in wants if (found := why(directory_of(want), want, renewal))]
     changes, bundle_changed = [], False
     # Once at least, for the bundle; and nothing is written before all of a part is issued.
     for start in range(0, max(len(missing), 1), _AT_ONCE):
         part = missing[start : start + _AT_ONCE]
-        made = ca.issue_all([want for want, _ in part], days)
+        made = ca.issue_all([lack.want for lack in part], days)
         files.make_directory(out, private=False)
         bundle_changed |= files.write_if_other(out / files.BUNDLE, ca.bundle_pem, files.PUBLIC)
-        for issued, (want, reason) in zip(made, part, strict=True):
-            directory = directory_of(want)
-            _write(directory, issued, gid)
-            changes.append(Change(issued, reason, directory / f"{want.identity.role}.pem"))
-    return Outcome(changes, len(wants) - len(missing), bundle_changed)
+        for issued, lack in zip(made, part, strict=True):
+            _write(lack.directory, issued, gid)
+            cert = lack.directory / f"{issued.identity.role}.pem"
+            changes.append(Change(issued, lack.reason, cert))
+    return changes, bundle_changed
 
 
 def _write(directory: Path, issued: Issued, gid: int | None) -> None:

@@ -10,6 +10,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric import ec
+
 from corefleet.errors import Conflict, InvalidInput
 from corefleet.identity import Identity, Role
 from corefleet.pki import files
@@ -112,34 +114,43 @@ def request(directory: Path, want: Want) -> tuple[Path, bool]:
     return csr_path, True
 
 
-def install(directory: Path, role: Role, cert_pem: bytes, gid: int | None) -> bool:
-    """Put a signed certificate in place with the key that waits for it; False when it was there.
+def install(
+    directory: Path,
+    role: Role,
+    cert_pem: bytes,
+    gid: int | None,
+    key: ec.EllipticCurvePrivateKey | None = None,
+) -> bool:
+    """Put a certificate in place with `key`, or with the one that waits for it.
 
-    Raises InvalidInput for another role's certificate or one that no CA of the host's bundle
-    signed, Conflict when no key here fits.
+    Returns False when it was there. Raises InvalidInput for another role's certificate or one
+    that no CA of the host's bundle signed, Conflict when the key is not its own.
     """
     held = read_certs(cert_pem, directory / f"{role}.pem")[0]
     if held.identity is None or held.identity.role != role:
         raise InvalidInput("cert", held.subject, f"a certificate of the role {role}")
     bundle = directory / files.BUNDLE
-    if not any(
-        is_signed_by(held.cert, ca.cert) for ca in read_certs(files.read("ca", bundle), bundle)
-    ):
+    authorities = read_certs(files.read("ca", bundle), bundle)
+    if not any(is_signed_by(held.cert, ca.cert) for ca in authorities):
         raise InvalidInput("cert", held.issuer, f"a certificate that a CA of {bundle} signed")
-    waiting = directory / f"{role}.next.key"
-    if waiting.exists():
-        key = load_key(files.read("key", waiting), waiting)
-        if fits(held.cert, key):
-            files.write_pair(directory, role, cert_pem, key_pem(key), gid)
-            _drop_request(directory, role)
-            return True
     current = read_facts(directory, role)
     if current and current.serial == held.serial and has_fitting_key(directory, role, current):
+        _drop_request(directory, role, held)
         return False
-    raise Conflict(
-        f"{directory}: no key here is that of the certificate {held.serial} of {held.identity};"
-        " it belongs to another request"
-    )
+    key = key or _waiting_key(directory, role)
+    if key is None or not fits(held.cert, key):
+        raise Conflict(
+            f"{directory}: the key is not that of the certificate {held.serial} of"
+            f" {held.identity}, which belongs to another key or request"
+        )
+    files.write_pair(directory, role, cert_pem, key_pem(key), gid)
+    _drop_request(directory, role, held)
+    return True
+
+
+def _waiting_key(directory: Path, role: Role) -> ec.EllipticCurvePrivateKey | None:
+    path = directory / f"{role}.next.key"
+    return load_key(files.read("key", path), path) if path.exists() else None
 
 
 def _is_pending(key_path: Path, csr_path: Path, want: Want) -> bool:
@@ -150,7 +161,11 @@ def _is_pending(key_path: Path, csr_path: Path, want: Want) -> bool:
         return False
 
 
-def _drop_request(directory: Path, role: Role) -> None:
+def _drop_request(directory: Path, role: Role, held: Facts) -> None:
+    """Remove the request that `held` answers; a newer one stays."""
+    waiting = _waiting_key(directory, role)
+    if waiting is None or not fits(held.cert, waiting):
+        return
     for name in (f"{role}.csr", f"{role}.next.key"):
         path = directory / name
         if path.exists():

@@ -78,6 +78,28 @@ def test_a_list_is_issued_once_and_only_what_changed_is_made_anew(ca: Path, tmp_
     assert [each["reason"] for each in all_anew["issued"]] == ["asked for"] * 3
 
 
+def test_a_dry_run_says_what_would_be_made_and_makes_nothing(ca: Path, tmp_path: Path) -> None:
+    given = ("renew", ca, "agentd", "n1", "--host", "10.0.0.1", "--out", tmp_path / "out")
+    plan = done(*given, "--dry-run")
+    assert plan["changed"]
+    assert plan["would_issue"] == [
+        {"role": "agentd", "name": "n1", "hosts": ["10.0.0.1"], "reason": "there was none"}
+    ]
+    assert not (tmp_path / "out").exists()
+    assert pki("list", ca, "--json").stdout == ""
+    done(*given)
+    assert not done(*given, "--dry-run")["changed"]
+    done("rotate-ca", "begin", ca)
+    assert done(*given, "--dry-run")["changed"], "the bundle is another"
+
+
+def test_a_life_that_is_always_about_to_end_is_refused(ca: Path) -> None:
+    """It would be renewed at each run, and never be left alone."""
+    ran = pki("renew", ca, "agentd", "n1", "--days", "30")
+    assert ran.exit_code == 2
+    assert "--renew-before: '30d' is not valid; expected less than the 30 days" in ran.stderr
+
+
 def test_what_ends_soon_is_renewed(ca: Path, tmp_path: Path) -> None:
     given = (ca, "agentd", "n1", "--out", tmp_path / "out")
     done("issue", *given, "--days", "20")
@@ -114,6 +136,28 @@ def test_keys_made_on_nodes_are_signed_and_installed(ca: Path, tmp_path: Path) -
     assert pki("show", node).exit_code == 0
     csr.unlink()
     assert done(*sign, stdin=fleet)["unchanged"] == 1, "who needs nothing sends no request"
+
+
+def test_a_pair_that_was_brought_is_put_in_place_together(ca: Path, tmp_path: Path) -> None:
+    node, brought = tmp_path / "node", tmp_path / "brought"
+    done("issue", ca, "agentd", "n1", "--out", brought)
+    done("issue", ca, "agentd", "n1", "--out", tmp_path / "other")
+    node.mkdir()
+    (node / "ca.pem").write_bytes((brought / "ca.pem").read_bytes())
+    install = ("install", "agentd", "--dir", node, "--cert", brought / "agentd.pem")
+    assert pki(*install, "--key", tmp_path / "other/agentd.key").exit_code == 2
+    assert pki(*install).exit_code == 2, "no request waits here"
+    assert not (node / "agentd.key").exists()
+    assert done(*install, "--key", brought / "agentd.key")["changed"]
+    assert not done(*install, "--key", brought / "agentd.key")["changed"]
+    assert pki("show", node).exit_code == 0
+
+
+def test_a_holder_that_needs_a_request_and_sent_none_is_named(ca: Path, tmp_path: Path) -> None:
+    given = ("sign", ca, "--from", "-", "--csr", tmp_path, "--out", tmp_path / "out")
+    ran = pki(*given, stdin="agentd\tn1\n")
+    assert ran.exit_code == 2
+    assert "--csr: 'agentd/n1' is not valid; expected a request: there was none" in ran.stderr
 
 
 def test_a_request_for_more_than_was_asked_is_not_signed(ca: Path, tmp_path: Path) -> None:

@@ -244,7 +244,7 @@ def test_a_certificate_that_does_not_belong_here_is_not_installed(
     stranger = CertificateAuthority.create(tmp_path / "other")
     with pytest.raises(InvalidInput, match=r"ca\.pem signed"):
         holding.install(node, "agentd", stranger.sign(csr.read_bytes(), ME).cert_pem, None)
-    with pytest.raises(Conflict, match="no key here"):
+    with pytest.raises(Conflict, match="another key or request"):
         holding.install(node, "agentd", ca.issue(ME).cert_pem, None)
     with pytest.raises(InvalidInput, match="of the role nats"):
         holding.install(node, "nats", ca.sign(csr.read_bytes(), ME).cert_pem, None)
