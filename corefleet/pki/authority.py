@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from corefleet.errors import Conflict, CorruptRecord, InvalidInput, NotFound
+from corefleet.errors import Conflict, CorruptRecord, Incompatible, InvalidInput, NotFound
 from corefleet.identity import Identity
 from corefleet.ids import check_name
 from corefleet.pki import files, index, rotation
@@ -79,7 +79,7 @@ class CertificateAuthority:
 
     @classmethod
     def load(cls, directory: Path, clock: Clock = time.time) -> CertificateAuthority:
-        """Return the CA in `directory`; raises NotFound or CorruptRecord."""
+        """Return the CA in `directory`; raises NotFound, CorruptRecord or Incompatible."""
         return cls(directory, clock)
 
     @property
@@ -203,9 +203,15 @@ def _read_state(directory: Path) -> AuthorityState:
             f"{directory}: no certificate authority; `agentctl pki init` makes one"
         ) from None
     try:
-        return msgspec.json.decode(content, type=AuthorityState)
+        state = msgspec.json.decode(content, type=AuthorityState)
     except msgspec.DecodeError as error:
         raise CorruptRecord(f"{path}: {error}; expected the state of a CA") from None
+    if state.version != rotation.VERSION:
+        raise Incompatible(
+            f"{path}: version {state.version}; this corefleet knows {rotation.VERSION}: use the"
+            " one that wrote it"
+        )
+    return state
 
 
 def _write_state(directory: Path, state: AuthorityState) -> None:

@@ -16,13 +16,15 @@ from corefleet.errors import Conflict
 
 Phase = Literal["steady", "begun", "switched"]
 Pass = Literal["begin", "switch", "finish"]
+VERSION = 1
+"""Of the state's form: a program that does not know it leaves the CA alone."""
 PASSES: tuple[Pass, ...] = get_args(Pass)
 
 
 class AuthorityState(msgspec.Struct, frozen=True, kw_only=True):
     """`signer` and `other` are ids of CAs; `other` is the next one, then the old one."""
 
-    version: int = 1
+    version: int = VERSION
     phase: Phase = "steady"
     signer: str
     other: str = ""

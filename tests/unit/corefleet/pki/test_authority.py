@@ -15,7 +15,7 @@ from cryptography import x509
 from cryptography.x509 import verification
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from corefleet.errors import Conflict, CorruptRecord, InvalidInput, NotFound
+from corefleet.errors import Conflict, CorruptRecord, Incompatible, InvalidInput, NotFound
 from corefleet.identity import ROLES, Identity, Role, find_identity
 from corefleet.pki import CertificateAuthority, Issued, Want
 from corefleet.pki.wants import SERVERS
@@ -335,6 +335,9 @@ def test_a_damaged_index_or_state_is_named(ca: CertificateAuthority, tmp_path: P
         _ = ca.issued
     (tmp_path / "ca/state.json").write_text("{")
     with pytest.raises(CorruptRecord, match=r"state\.json"):
+        CertificateAuthority.load(tmp_path / "ca")
+    (tmp_path / "ca/state.json").write_text('{"version":2,"signer":"00"}')
+    with pytest.raises(Incompatible, match="version 2"):
         CertificateAuthority.load(tmp_path / "ca")
 
 
