@@ -1,9 +1,10 @@
 """The fleet's figures as arrays: one row a node, one row a slot.
 
 Arrays are for what looks at many rows at once (digests, pools that change, full scans).
-Each has a memoryview of the same memory, named `<array>_v`: one element costs a third of
-what indexing the array costs, and a decision reads a few dozen. Whoever keeps either
-beyond a call must fetch it again: growing replaces all of them.
+What a decision reads of a row lies in one cache line: decisions come to nodes at random, and
+what they wait for is memory. Each array has a memoryview of the same memory, named
+`<array>_v`: one element costs a third of what indexing the array costs, and a decision reads
+a few dozen. Whoever keeps either beyond a call must fetch it again: growing replaces all.
 """
 
 from __future__ import annotations
@@ -28,6 +29,38 @@ FIGURES = (*RESOURCES, "llc_hit", "remote", "steal")
 
 _FIRST_ROWS = 64
 _NOWHERE = -1
+_LINE_BYTES = 64
+
+_NODE = np.dtype(
+    [
+        ("worst", np.float64),
+        ("crowd", np.float64),
+        ("costs", np.float64, (len(KINDS),)),
+        ("queued", np.int32),
+        ("taken", np.int32),
+        ("places", np.int32),
+        ("rack", np.int32),
+    ]
+)
+_SLOT = np.dtype(
+    [
+        ("cost", np.float64),
+        ("node", np.int32),
+        ("pool", np.int32),
+        ("total", np.int32),
+        ("used", np.int32),
+        ("own", np.int32),
+        ("pending", np.int32),
+        ("taken", np.int32),
+        ("position", np.int32),
+        ("fits", np.bool_),
+        ("cooling", np.bool_),
+        ("held", np.bool_),
+        ("shared", np.bool_),
+        ("eligible", np.bool_),
+        ("", f"V{_LINE_BYTES - 45}"),
+    ]
+)
 
 
 class _Columns:
@@ -78,6 +111,7 @@ class NodeColumns(_Columns):
         super().__init__()
         self.version = 0
         """Counts digests: what was read at an older one is no longer quite true."""
+        self._table = np.zeros(0, _NODE)
         self._allocate(0)
 
     def take(self, rack: int) -> int:
@@ -99,19 +133,13 @@ class NodeColumns(_Columns):
 
     def _allocate(self, rows: int) -> None:
         self.loads = _grown(self, "loads", (rows, len(FIGURES)), np.float64)
-        old = getattr(self, "costs", None)
-        self.costs = np.zeros((len(KINDS), rows))
-        if old is not None:
-            self.costs[:, : old.shape[1]] = old
-        self.worst = _grown(self, "worst", (rows,), np.float64)
-        self.crowd = _grown(self, "crowd", (rows,), np.float64)
         self.beat_age_s = _grown(self, "beat_age_s", (rows,), np.float64)
-        self.queued = _grown(self, "queued", (rows,), np.int32)
         self.running = _grown(self, "running", (rows,), np.int32)
-        self.taken = _grown(self, "taken", (rows,), np.int32)
-        self.places = _grown(self, "places", (rows,), np.int32)
-        self.rack = _grown(self, "rack", (rows,), np.int32)
         self.ready = _grown(self, "ready", (rows,), np.bool_)
+        table = self._table = _lines(rows, self._table)
+        self.worst, self.crowd, self.costs = table["worst"], table["crowd"], table["costs"].T
+        self.queued, self.taken = table["queued"], table["taken"]
+        self.places, self.rack = table["places"], table["rack"]
         self.cost_v = [_floats(row) for row in self.costs]
         self.worst_v = _floats(self.worst)
         self.crowd_v = _floats(self.crowd)
@@ -153,6 +181,7 @@ class SlotColumns(_Columns):
 
     def __init__(self) -> None:
         super().__init__()
+        self._table = np.zeros(0, _SLOT)
         self._allocate(0)
 
     def take(self, node: int, pool: int) -> int:
@@ -178,20 +207,13 @@ class SlotColumns(_Columns):
         return np.flatnonzero(self.pool[: self.size] == pool)
 
     def _allocate(self, rows: int) -> None:
-        self.node = _grown(self, "node", (rows,), np.int32)
-        self.pool = _grown(self, "pool", (rows,), np.int32)
-        self.total = _grown(self, "total", (rows,), np.int32)
-        self.used = _grown(self, "used", (rows,), np.int32)
-        self.own = _grown(self, "own", (rows,), np.int32)
-        self.pending = _grown(self, "pending", (rows,), np.int32)
-        self.taken = _grown(self, "taken", (rows,), np.int32)
-        self.cost = _grown(self, "cost", (rows,), np.float64)
-        self.fits = _grown(self, "fits", (rows,), np.bool_)
-        self.cooling = _grown(self, "cooling", (rows,), np.bool_)
-        self.held = _grown(self, "held", (rows,), np.bool_)
-        self.shared = _grown(self, "shared", (rows,), np.bool_)
-        self.eligible = _grown(self, "eligible", (rows,), np.bool_)
-        self.position = _grown(self, "position", (rows,), np.int32)
+        table = self._table = _lines(rows, self._table)
+        self.node, self.pool = table["node"], table["pool"]
+        self.total, self.used = table["total"], table["used"]
+        self.own, self.pending, self.taken = table["own"], table["pending"], table["taken"]
+        self.cost, self.position = table["cost"], table["position"]
+        self.fits, self.cooling, self.held = table["fits"], table["cooling"], table["held"]
+        self.shared, self.eligible = table["shared"], table["eligible"]
         self.node_v = ints(self.node)
         self.pool_v = ints(self.pool)
         self.total_v = ints(self.total)
@@ -215,6 +237,15 @@ def _grown(columns: _Columns, name: str, shape: tuple[int, ...], kind: Any) -> N
     if old is not None:
         new[: len(old)] = old
     return new
+
+
+def _lines(rows: int, old: NDArray[Any]) -> NDArray[Any]:
+    """Return a larger table with the rows of `old`, each of its rows in one cache line."""
+    memory = np.zeros((rows + 1) * _LINE_BYTES, np.uint8)
+    start = -memory.ctypes.data % _LINE_BYTES
+    table = memory[start : start + rows * _LINE_BYTES].view(old.dtype)
+    table[: len(old)] = old
+    return table
 
 
 def _floats(array: Floats) -> memoryview[float]:

@@ -8,11 +8,35 @@ FEWEST_AHEAD = 4
 class Deck:
     """Samples for the next decisions of one task kind and class."""
 
-    def __init__(self) -> None:
-        self.version = 0
+    __slots__ = (
+        "ahead",
+        "at",
+        "best",
+        "compared",
+        "costs",
+        "factor",
+        "good_until",
+        "kind",
+        "others",
+        "own_costs",
+        "served",
+    )
+
+    def __init__(self, kind: int, factor: float) -> None:
+        self.kind = kind
+        """Row of `NodeColumns.costs`."""
+        self.factor = factor
+        """What the class multiplies a node's costs by."""
+        self.good_until = 0
+        """The last `NodeColumns.version` at which the samples are still good."""
         self.ahead = FEWEST_AHEAD
         self.at = 0
-        self.rows: list[list[int]] = []
+        self.served = 0
+        """Samples used of the decks since one grew old."""
+        self.best: list[int] = []
+        """Rows of the best slots, one a sample."""
+        self.others: list[list[int]] = []
+        """Rows of the next best ones."""
         self.costs: list[float] = []
         self.own_costs: list[float] = []
         """What `SlotColumns.cost` said of the best ones."""

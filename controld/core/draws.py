@@ -3,7 +3,8 @@
 A deck is a stack of samples that were drawn and scored with a few array operations, one
 for each of the next decisions. A decision takes the top one and looks again only at what
 may have changed: whether the slot is still open, and whether we placed there meanwhile.
-Digests make a deck old; it grows while it is used up before that, and shrinks when not.
+Digests make a deck old: the next has as many samples as were used since one grew old before,
+and each that is used up sooner is followed by one twice as large.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from controld.core.columns import Floats, Rows
+from controld.core.columns import Floats
 from controld.core.deck import FEWEST_AHEAD, Deck
 from controld.core.eligibility import NOWHERE, Offers
 from controld.core.rng import Rng
@@ -37,7 +38,7 @@ _TRIES = 3
 _SPARE = 4
 """Draws for a deck's sample beyond those wanted, for what is drawn twice."""
 
-MOST_AHEAD = 128
+MOST_AHEAD = 256
 _OPEN_FOR_DECK = 64
 """With fewer open slots each placement changes too much of what was drawn in advance."""
 
@@ -51,49 +52,57 @@ Drawn = tuple[int, float, int]
 """Row of the best slot (NOWHERE: none), its cost, and how many were compared."""
 
 
-def draw(offers: Offers, size: int, kind: str, pool_class: str, avoid: str, rng: Rng) -> Drawn:
+def deck_of(offers: Offers, kind: str, pool_class: str) -> Deck:
+    """Return the samples of a pool for a task kind and class."""
+    key = (kind, pool_class)
+    deck = offers.decks.get(key)
+    if deck is None:
+        deck = offers.decks[key] = Deck(kind_row(kind), class_factor(pool_class))
+    return deck
+
+
+def draw(offers: Offers, deck: Deck, size: int, avoid: str, rng: Rng) -> Drawn:
     """Return the best of a random sample of `size` open slots."""
     if offers.count < _OPEN_FOR_DECK or avoid:
-        return _draw_one(offers, size, kind, pool_class, avoid, rng)
-    deck = offers.decks.get((kind, pool_class))
-    if deck is None:
-        deck = offers.decks[(kind, pool_class)] = Deck()
+        return _draw_one(offers, deck, size, avoid, rng)
     at = deck.at
-    old = offers.node_columns.version - deck.version > len(offers.racks) // _SHARE_OF_RACKS
-    if old or at == len(deck.rows):
-        deck.ahead = max(FEWEST_AHEAD, min(MOST_AHEAD, at if old else 2 * deck.ahead))
-        _fill(deck, offers, size, kind_row(kind), class_factor(pool_class), rng)
+    old = offers.node_columns.version > deck.good_until
+    if old or at == len(deck.best):
+        deck.served += at
+        if old:
+            deck.ahead, deck.served = max(FEWEST_AHEAD, min(MOST_AHEAD, deck.served)), 0
+        else:
+            deck.ahead = min(MOST_AHEAD, 2 * deck.ahead)
+        _fill(deck, offers, size, rng)
         at = 0
     deck.at = at + 1
-    rows = deck.rows[at]
-    best = rows[0]
+    best = deck.best[at]
     slots = offers.slot_columns
     if slots.cost_v[best] == deck.own_costs[at] and slots.position_v[best] >= 0:
         return best, deck.costs[at], deck.compared[at]
-    rows = [row for row in rows if slots.position_v[row] >= 0]
+    rows = [row for row in (best, *deck.others[at]) if slots.position_v[row] >= 0]
     if not rows:
-        return _draw_one(offers, size, kind, pool_class, avoid, rng)
-    best, cost = _cheapest(offers, rows, kind_row(kind), class_factor(pool_class))
+        return _draw_one(offers, deck, size, avoid, rng)
+    best, cost = _cheapest(offers, rows, deck)
     return best, cost, deck.compared[at]
 
 
-def _cheapest(offers: Offers, rows: list[int], kind: int, factor: float) -> tuple[int, float]:
+def _cheapest(offers: Offers, rows: list[int], deck: Deck) -> tuple[int, float]:
     nodes, slots = offers.node_columns, offers.slot_columns
-    costs = [slot_cost(nodes, slots, row, kind, factor) for row in rows]
+    costs = [slot_cost(nodes, slots, row, deck.kind, deck.factor) for row in rows]
     least = min(costs)
     return rows[costs.index(least)], least
 
 
-def _draw_one(offers: Offers, size: int, kind: str, pool_class: str, avoid: str, rng: Rng) -> Drawn:
+def _draw_one(offers: Offers, deck: Deck, size: int, avoid: str, rng: Rng) -> Drawn:
     sample = _sample(offers, size, avoid, rng)
     nodes, slots = offers.node_columns, offers.slot_columns
     doubt = _DOUBT * offers.surprise
-    row_of_kind, factor = kind_row(kind), class_factor(pool_class)
     best, best_cost = NOWHERE, 0.0
     for row in sample:
         chance = rng.random()
         steepness = 1.0 + slots.cost_v[row]
-        cost = slot_cost(nodes, slots, row, row_of_kind, factor) * (1.0 + BLUR * chance)
+        cost = slot_cost(nodes, slots, row, deck.kind, deck.factor) * (1.0 + BLUR * chance)
         cost += chance * (BLUR / 2 + doubt * slots.total_v[row] * steepness * steepness)
         if best < 0 or cost < best_cost:
             best, best_cost = row, cost
@@ -133,50 +142,62 @@ def _sample(offers: Offers, size: int, avoid: str, rng: Rng) -> list[int]:
     return chosen
 
 
-def _fill(deck: Deck, offers: Offers, size: int, kind: int, factor: float, rng: Rng) -> None:
-    """Draw and score `deck.ahead` samples, by the same rules as one."""
+def _fill(deck: Deck, offers: Offers, size: int, rng: Rng) -> None:
+    """Draw and score `deck.ahead` samples, by the same rules as one: (draws, samples) arrays."""
     nodes, slots = offers.node_columns, offers.slot_columns
     spare = size if offers.uneven else 0
-    shape = (deck.ahead, size + _SPARE + spare)
-    chances = _chances(rng, 2 * shape[0] * shape[1]).reshape(2, *shape)
+    draws, samples = size + _SPARE + spare, deck.ahead
+    chances = _chances(rng, draws * samples).reshape(2, draws, samples)
     drawn = chances[0] * offers.count
     at = drawn.astype(np.intp)
-    rows: Rows = offers.open_rows()[at]
+    rows = offers.rows_at(at)
     racks = nodes.rack[slots.node[rows]]
+    total = slots.total[rows]
     a_rack = -(-size // len(offers.racks))
-    good = _earlier(racks) < a_rack
+    good = ~_again(racks, a_rack)
     if a_rack > 1:
-        good &= _earlier(rows) == 0
+        good &= ~_again(rows, 1)
     if offers.uneven:
-        good &= (drawn - at) * offers.most < slots.total[rows]
-    good &= np.cumsum(good, axis=1) <= size
-    good[:, 0] |= ~good.any(axis=1)
+        good &= (drawn - at) * offers.most < total
+    found = np.cumsum(good, axis=0, dtype=np.int16)
+    good &= found <= size
+    good[0] |= found[-1] == 0
     own = slots.cost[rows]
-    blur = chances[1] * (BLUR / 2 + _DOUBT * offers.surprise * slots.total[rows] * (1.0 + own) ** 2)
-    costs = slot_costs(nodes, slots, rows, kind, factor) * (1.0 + BLUR * chances[1]) + blur
+    costs = slot_costs(nodes, slots, rows, deck.kind, deck.factor)
+    costs *= 1.0 + BLUR * chances[1]
+    doubt = _DOUBT * offers.surprise * total
+    costs += chances[1] * (BLUR / 2 + doubt * (1.0 + own) ** 2)
     costs[~good] = np.inf
-    order = np.argsort(costs, axis=1)[:, :_BEST]
-    first = order[:, :1]
-    deck.version = nodes.version
+    order = np.argsort(costs.T.copy(), axis=1)[:, :_BEST].T * samples + np.arange(samples)
+    first = order[0]
+    deck.good_until = nodes.version + len(offers.racks) // _SHARE_OF_RACKS
     deck.at = 0
-    deck.rows = np.take_along_axis(rows, order, axis=1).tolist()
-    deck.costs = np.take_along_axis(costs, first, axis=1)[:, 0].tolist()
-    deck.own_costs = np.take_along_axis(own, first, axis=1)[:, 0].tolist()
-    deck.compared = np.count_nonzero(good, axis=1).tolist()
+    deck.best = rows.ravel()[first].tolist()
+    deck.others = rows.ravel()[order[1:]].T.tolist()
+    deck.costs = costs.ravel()[first].tolist()
+    deck.own_costs = own.ravel()[first].tolist()
+    deck.compared = np.clip(found[-1], 1, size).tolist()
 
 
-def _earlier(values: NDArray[Any]) -> NDArray[Any]:
-    """Return how many elements to its left in its row are equal to each element."""
-    width = values.shape[1]
-    same = values[:, :, None] == values[:, None, :]
-    same &= np.tri(width, k=-1, dtype=np.bool_)
-    counts: Rows = np.count_nonzero(same, axis=2)
-    return counts
+def _again(values: NDArray[Any], times: int) -> NDArray[np.bool_]:
+    """Return whether each element is equal to `times` or more of those above it."""
+    if times == 1:
+        found = np.zeros(values.shape, np.bool_)
+        for apart in range(1, len(values)):
+            found[apart:] |= values[apart:] == values[:-apart]
+        return found
+    counts = np.zeros(values.shape, np.uint8)
+    for apart in range(1, len(values)):
+        counts[apart:] += values[apart:] == values[:-apart]
+    return counts >= times
 
 
-def _chances(rng: Rng, count: int) -> Floats:
-    """Return floats in [0, 1) from one draw of `rng`: splitmix64 (Steele et al., OOPSLA 2014)."""
-    state = np.arange(1, count + 1, dtype=np.uint64)
+def _chances(rng: Rng, pairs: int) -> Floats:
+    """Return 2 * `pairs` floats in [0, 1) from one draw of `rng`.
+
+    They are the halves of splitmix64's numbers (Steele et al., OOPSLA 2014).
+    """
+    state = np.arange(1, pairs + 1, dtype=np.uint64)
     state *= np.uint64(0x9E3779B97F4A7C15)
     state += np.uint64(int(rng.random() * 2**53))
     state ^= state >> np.uint64(30)
@@ -184,4 +205,5 @@ def _chances(rng: Rng, count: int) -> Floats:
     state ^= state >> np.uint64(27)
     state *= np.uint64(0x94D049BB133111EB)
     state ^= state >> np.uint64(31)
-    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    chances: Floats = np.multiply(state.view(np.uint32), 2.0**-32, dtype=np.float64)
+    return chances

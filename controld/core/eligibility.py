@@ -174,6 +174,10 @@ class Offers:
         """Return the rows of the open slots, in no order."""
         return self._open[: self.count].astype(np.intp)
 
+    def rows_at(self, positions: Rows) -> Rows:
+        """Return the rows of the open slots at `positions` of the list."""
+        return self._open[positions].astype(np.intp)
+
     def add(self, slot: Slot) -> None:
         self.nodes.setdefault(slot.node.name, []).append(slot)
 

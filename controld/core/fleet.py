@@ -7,13 +7,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from controld.core.eligibility import Node, Offers, Slot
 from controld.core.places import Places
+from controld.core.preemption import Preemption
 from controld.core.rack_news import RackNews
 from controld.core.rng import Rng
-from controld.core.score import HOME_LIMIT
 from controld.core.turns import Turns
 from corefleet.messages.records import Drain, LostNode, NodeRegistration, PoolSpec
 from corefleet.messages.wire import LoadVector, NodeView, RackDigest, SlotUse, Verdict
@@ -84,6 +82,7 @@ class Fleet:
         self._cooling: list[tuple[float, int, Slot]] = []
         self._count = 0
         self._turns = Turns(self._places.offers)
+        self._preemption = Preemption(self._places)
         self._delta = FleetDelta()
         """What the news that is being taken in changed so far."""
 
@@ -121,31 +120,8 @@ class Fleet:
         return found.slots.get((pool, domain))
 
     def preemptable(self, pool: str, rng: Rng) -> Slot | None:
-        """Return a slot of an online pool that batch attempts of ours are in the way of.
-
-        That is one whose node runs batch of our shards and which is held by what runs
-        there, full, or on a node above its limit: those that a yield opens first. None
-        when there is no such slot, or an open one on a node below its limit.
-        """
-        offers = self._places.offers.get(pool)
-        if offers is None or _is_batch(offers.spec):
-            return None
-        slots, nodes = self._places.slots, self._places.nodes
-        rows = slots.of_pool(offers.number)
-        node_of = slots.node[rows]
-        busy = nodes.worst[node_of] >= HOME_LIMIT
-        if np.any((slots.position[rows] >= 0) & ~busy):
-            return None
-        batch = np.array([_is_batch(other.spec) for other in self._places.by_number])
-        ours = np.flatnonzero(slots.own[: slots.size] > 0)
-        ours = ours[batch[slots.pool[ours]]]
-        usable = slots.fits[rows] & nodes.ready[node_of] & (slots.total[rows] > 0)
-        usable &= ~slots.cooling[rows] & np.isin(node_of, slots.node[ours])
-        for better in (usable & slots.held[rows], usable):
-            found = rows[better]
-            if len(found):
-                return self._places.handles[int(found[int(rng.random() * len(found))])]
-        return None
+        """Return a slot that a yield of our batch may open for an online pool: see Preemption."""
+        return self._preemption.slot(pool, rng)
 
     def nodes(self) -> list[NodeStatus]:
         """Return all nodes, for people."""
@@ -166,39 +142,31 @@ class Fleet:
         """Count a new placement of ours."""
         if slot.row < 0:
             return
-        slots = slot.columns
-        slots.own_v[slot.row] += 1
-        slots.pending_v[slot.row] += 1
         takes = slot.node.takes
         takes.append((now, slot))
         if len(takes) > _MOST_CHANGES:
             self._add_pending(takes.popleft()[1], -1)
-        self._places.recount(slot.row)
+        self._places.count(slot.row, 1, 1)
 
     def adopted(self, slot: Slot) -> None:
         """Count an attempt that was placed before our time: the beats show it already."""
         if slot.row >= 0:
-            slot.columns.own_v[slot.row] += 1
-            self._places.recount(slot.row)
+            self._places.count(slot.row, 1, 0)
 
     def gave_back(self, slot: Slot, now: float) -> None:
         """An attempt of ours is over."""
         if slot.row < 0:
             return
-        slots = slot.columns
-        slots.own_v[slot.row] -= 1
-        slots.pending_v[slot.row] -= 1
         gives = slot.node.gives
         gives.append((now, slot))
         if len(gives) > _MOST_CHANGES:
             self._add_pending(gives.popleft()[1], 1)
-        self._places.recount(slot.row)
+        self._places.count(slot.row, -1, -1)
 
     def disowned(self, slot: Slot) -> None:
         """An attempt goes on under another owner: the beats go on showing it."""
         if slot.row >= 0:
-            slot.columns.own_v[slot.row] -= 1
-            self._places.recount(slot.row)
+            self._places.count(slot.row, -1, 0)
 
     def refused(self, slot: Slot, now: float) -> None:
         """The node refused: leave its slot alone for a moment, longer each time in a row."""
@@ -367,8 +335,7 @@ class Fleet:
 
     def _add_pending(self, slot: Slot, change: int) -> None:
         """A change too old to remember: the beats must show it by now."""
-        slot.columns.pending_v[slot.row] += change
-        self._places.recount(slot.row)
+        self._places.count(slot.row, 0, change)
 
     def _view_entered(self, node: Node, view: NodeView) -> None:
         """A digest shows a node, perhaps in another state."""
@@ -424,7 +391,3 @@ def _status(node: Node) -> NodeStatus:
         ),
         beat_age_s=node.beat_age_s,
     )
-
-
-def _is_batch(spec: PoolSpec | None) -> bool:
-    return spec is not None and spec.pool_class == "batch"

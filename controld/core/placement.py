@@ -9,10 +9,11 @@ from typing import Protocol
 
 import msgspec
 
-from controld.core.draws import draw
+from controld.core.deck import Deck
+from controld.core.draws import deck_of, draw
 from controld.core.eligibility import NOWHERE, Offers, Slot, why_not
 from controld.core.rng import Rng
-from controld.core.score import HOME_LIMIT, class_factor, kind_row, slot_cost
+from controld.core.score import HOME_LIMIT, class_factor, kind_row, node_cost, slot_cost
 from corefleet.messages.wire import CandidateLine
 
 MAX_BONUS = 4.0
@@ -42,7 +43,7 @@ class PlacementRequest(msgspec.Struct, frozen=True):
     """A node to take only if there is no other."""
 
 
-class Decision(msgspec.Struct, frozen=True):
+class Decision(msgspec.Struct, frozen=True, gc=False):
     """Where to; `slot` is None when nothing fits, and `why` then says what is missing."""
 
     slot: Slot | None
@@ -54,22 +55,20 @@ def place(view: FleetView, request: PlacementRequest, rng: Rng) -> Decision:
     offers = view.offers(request.pool)
     if offers is None or not offers.count:
         return Decision(None, waiting_reason(request.pool, offers))
+    deck = deck_of(offers, request.kind, request.pool_class)
     home, home_cost = None, 0.0
     if request.home_node:
-        home, home_cost = _home(offers, request)
+        home, home_cost = _home(offers, request, deck)
         if home is not None and home_cost <= 0.0:
             # No candidate costs less than nothing, so there is no need to look at any.
             return Decision(home, _home_line(home, home_cost))
-    best, best_cost, compared = draw(
-        offers, view.sample_size, request.kind, request.pool_class, request.avoid, rng
-    )
+    best, best_cost, compared = draw(offers, deck, view.sample_size, request.avoid, rng)
     if home is not None and (best < 0 or home_cost <= best_cost):
         return Decision(home, _home_line(home, home_cost))
     slots = offers.slot_columns
     if best < 0:
         best = offers.open_v[int(rng.random() * offers.count)]
-        kind, factor = kind_row(request.kind), class_factor(request.pool_class)
-        best_cost = slot_cost(offers.node_columns, slots, best, kind, factor)
+        best_cost = slot_cost(offers.node_columns, slots, best, deck.kind, deck.factor)
     return Decision(
         offers.handles[best],
         f"best of {compared} of {offers.count} open: cost {best_cost:.2f}, "
@@ -116,20 +115,26 @@ def waiting_reason(pool: str, offers: Offers | None) -> str:
     return f"no node can take pool {pool} now: {listed}"
 
 
-def _home(offers: Offers, request: PlacementRequest) -> tuple[Slot | None, float]:
+def _home(offers: Offers, request: PlacementRequest, deck: Deck) -> tuple[Slot | None, float]:
     """Return the best slot of the home node and its cost less the bonus."""
-    if request.home_node == request.avoid:
+    found = offers.nodes.get(request.home_node)
+    if found is None or request.home_node == request.avoid:
+        return None, 0.0
+    nodes, node = offers.node_columns, found[0].node.row
+    if nodes.worst_v[node] >= HOME_LIMIT:
         return None, 0.0
     best: Slot | None = None
     best_cost = 0.0
-    bonus = min(request.move_cost, MAX_BONUS)
-    nodes, slots = offers.node_columns, offers.slot_columns
-    kind, factor = kind_row(request.kind), class_factor(request.pool_class)
-    for slot in offers.nodes.get(request.home_node, ()):
+    bonus = request.move_cost
+    if bonus > MAX_BONUS:
+        bonus = MAX_BONUS
+    shared = node_cost(nodes, node, deck.kind, deck.factor)
+    slots = offers.slot_columns
+    for slot in found:
         row = slot.row
-        if slots.position_v[row] < 0 or nodes.worst_v[slot.node.row] >= HOME_LIMIT:
+        if slots.position_v[row] < 0:
             continue
-        cost = slot_cost(nodes, slots, row, kind, factor)
+        cost = shared + slots.cost_v[row]
         cost -= bonus if slot.domain == request.home_domain else bonus / 2
         if best is None or cost < best_cost:
             best, best_cost = slot, cost

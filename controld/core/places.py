@@ -42,6 +42,9 @@ class Places:
         self._pools: dict[str, PoolSpec] = {}
         self._sharing = False
         """There is or was a pool that takes from others what their slots need."""
+        self.changes = 0
+        """Counts what changed but by digests (`NodeColumns.version`): slots, what is true of
+        them, whether they are open, and whether they run anything of ours."""
 
     # Nodes and slots come and go.
 
@@ -54,6 +57,7 @@ class Places:
 
     def drop_node(self, node: Node) -> None:
         """The node is no more; its handles stay, without rows."""
+        self.changes += 1
         for slot in node.slots.values():
             self.offers[slot.pool].remove(slot)
             self.handles[slot.row] = None
@@ -75,7 +79,7 @@ class Places:
         return slot
 
     def resize(self, slot: Slot, total: int, used: int) -> None:
-        """Set what a slot offers and what is used of it; `recount` makes it count."""
+        """Set what a slot offers and what is used of it; `freshen` makes it count."""
         self.slots.total_v[slot.row] = total
         self.slots.used_v[slot.row] = used
         self.by_number[self.slots.pool_v[slot.row]].resized(total)
@@ -101,6 +105,7 @@ class Places:
             if pools.get(name) != self._pools.get(name)
         ]
         self._pools = dict(pools)
+        self.changes += 1
         touched: dict[str, Node] = {}
         self._sharing = self._sharing or any(map(_shares, pools.values()))
         for offers in changed:
@@ -165,12 +170,19 @@ class Places:
 
     # Counts.
 
-    def recount(self, row: int) -> None:
-        """A slot's `used`, `pending` or `own` changed."""
+    def count(self, row: int, own: int, pending: int) -> None:
+        """Our own attempts on a slot became more by `own`, what beats cannot show by `pending`."""
         slots, nodes = self.slots, self.nodes
-        taken, own = slots.used_v[row] + slots.pending_v[row], slots.own_v[row]
-        if taken < own:
-            taken = own
+        taken = slots.pending_v[row] + pending
+        slots.pending_v[row] = taken
+        taken += slots.used_v[row]
+        owned = slots.own_v[row] + own
+        if own:
+            slots.own_v[row] = owned
+            if owned == 0 or owned == own:
+                self.changes += 1
+        if taken < owned:
+            taken = owned
         before = slots.taken_v[row]
         if taken == before:
             return
@@ -183,6 +195,7 @@ class Places:
             self.settle(self._slot(row).node)
         if (taken < total) != (before < total):
             offers = self.by_number[slots.pool_v[row]]
+            self.changes += 1
             if offers.reopen(row):
                 self._opened(offers.pool)
 
@@ -194,7 +207,7 @@ class Places:
         return Group(rows, node_of, touched, index)
 
     def recount_all(self, group: Group) -> None:
-        """As `recount`, for all slots of some nodes, queues included.
+        """As `count`, for all slots of some nodes whose figures came anew, queues included.
 
         Whether they are eligible must be known: `freshen` first where totals changed.
         """
@@ -228,6 +241,7 @@ class Places:
         node.profile = self._profiles.setdefault(profile, len(self._profiles))
 
     def _refresh(self, rows: Iterable[int]) -> None:
+        self.changes += 1
         for row in rows:
             offers = self.by_number[self.slots.pool_v[row]]
             if offers.refresh(row):

@@ -39,6 +39,7 @@ _BATCH_FACTOR = 1.5
 """Batch leaves a loaded node to the online class sooner."""
 
 _FULL = 0.999
+_MOST = _FULL / (1.0 - _FULL)
 
 _MIXED = KINDS.index("mixed")
 _ROW_OF_KIND = {kind: row for row, kind in enumerate(KINDS)}
@@ -47,9 +48,9 @@ _WEIGHT_TABLE: Floats = np.array([_WEIGHTS[kind] for kind in KINDS])
 
 def barrier(utilisation: float) -> float:
     """Return u / (1 - u): about u when idle, without bound towards 1."""
-    if utilisation >= _FULL:
-        utilisation = _FULL
-    return utilisation / (1.0 - utilisation)
+    if utilisation < _FULL:
+        return utilisation / (1.0 - utilisation)
+    return _MOST
 
 
 def barriers(utilisation: Floats) -> Floats:
@@ -98,6 +99,12 @@ def place_costs(taken: Figures, total: Figures, queued: Figures) -> Floats:
     """Return `place_cost` of each slot."""
     divisor = np.maximum(total, 1.0)
     return np.where(total > 0, barriers(taken / divisor) + queued / divisor, 0.0)
+
+
+def node_cost(nodes: NodeColumns, node: int, kind: int, factor: float) -> float:
+    """Return the part of `slot_cost` that all slots of a node share."""
+    cost: float = (nodes.cost_v[kind][node] + nodes.crowd_v[node]) * factor
+    return cost
 
 
 def slot_cost(nodes: NodeColumns, slots: SlotColumns, row: int, kind: int, factor: float) -> float:

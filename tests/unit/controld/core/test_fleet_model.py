@@ -14,6 +14,7 @@ from controld.core.eligibility import NOWHERE, Offers, Slot, why_not
 from controld.core.fleet import Fleet
 from controld.core.placement import PlacementRequest, place
 from controld.core.score import (
+    HOME_LIMIT,
     class_factor,
     crowd_cost,
     kind_row,
@@ -36,6 +37,7 @@ SPECS: tuple[dict[str, PoolSpec], ...] = (
         "chat": PoolSpec(name="chat", accelerator="npu"),
         "crunch": PoolSpec(name="crunch", accelerator="npu", pool_class="batch"),
     },
+    {"crunch": PoolSpec(name="crunch", pool_class="batch")},
 )
 
 
@@ -160,6 +162,30 @@ def check(fleet: Fleet, held: list[Slot]) -> None:
         for slot in open_now:
             racks[slot.node.rack] = racks.get(slot.node.rack, 0) + 1
         assert sorted(offers.racks.values()) == sorted(racks.values())
+        check_preemptable(fleet, offers, slots)
+
+
+def check_preemptable(fleet: Fleet, offers: Offers, slots: list[Slot]) -> None:
+    """Asked after every step, so that an answer is remembered whenever it may be."""
+    free = any(slot.position != NOWHERE and slot.node.worst < HOME_LIMIT for slot in slots)
+    usable = [
+        slot
+        for slot in slots
+        if slot.total
+        and why_not(slot, offers.spec) in ("", slot.node.held.get((slot.pool, slot.domain)))
+        and any(other.own and is_batch(fleet, other) for other in slot.node.slots.values())
+    ]
+    if free or (slots and is_batch(fleet, slots[0])):
+        usable = []
+    held = [slot for slot in usable if (slot.pool, slot.domain) in slot.node.held]
+    for seed in range(3):
+        found = fleet.preemptable(offers.pool, Random(seed))
+        assert found in (held or usable) if usable else found is None
+
+
+def is_batch(fleet: Fleet, slot: Slot) -> bool:
+    spec = spec_of(fleet, slot)
+    return spec is not None and spec.pool_class == "batch"
 
 
 def check_slot(fleet: Fleet, offers: Offers, slot: Slot) -> None:

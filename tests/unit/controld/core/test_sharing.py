@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -173,6 +174,28 @@ def test_nothing_is_preemptable_while_there_is_room_or_no_batch_of_ours() -> Non
     fleets.fleet.disowned(slot_of(fleets.fleet, "crunch"))
     assert fleets.fleet.preemptable("chat", Random(0)) is None
     assert fleets.fleet.preemptable("unheard", Random(0)) is None
+
+
+def test_what_is_preemptable_is_not_remembered_past_what_changes_it() -> None:
+    fleet = batch_on_n0(used=2).fleet
+    chat, crunch = slot_of(fleet, "chat"), slot_of(fleet, "crunch")
+    fleet.adopted(chat)
+    undone: list[tuple[Callable[[], object], Callable[[], object]]] = [
+        (lambda: fleet.disowned(crunch), lambda: fleet.adopted(crunch)),
+        (lambda: fleet.gave_back(crunch, 1.0), lambda: fleet.took(crunch, 1.0)),
+        (lambda: fleet.gave_back(chat, 1.0), lambda: fleet.took(chat, 1.0)),
+        (lambda: fleet.refused(chat, 1.0), lambda: fleet.tick(9.0)),
+        (lambda: fleet.set_drains({"n0": Drain(node="n0")}), lambda: fleet.set_drains({})),
+        (lambda: fleet.set_pools({}), lambda: fleet.set_pools(BATCH)),
+        (lambda: fleet.removed("n0", 9.0), lambda: None),
+    ]
+    for change, undo in undone:
+        for _ in range(2):
+            assert fleet.preemptable("chat", Random(0)) is chat
+        change()
+        assert fleet.preemptable("chat", Random(0)) is None
+        undo()
+    assert fleet.preemptable("chat", Random(0)) is None
 
 
 def test_slots_that_batch_holds_shut_come_first() -> None:
