@@ -14,11 +14,16 @@ all that lives."""
 
 
 def runner() -> asyncio.Runner:
-    """Return a runner of uvloop, for a program whose modules are loaded by now.
+    """Return a runner of uvloop, for a program whose modules are loaded by now."""
+    calm_collector()
+    return asyncio.Runner(loop_factory=uvloop.new_event_loop)
+
+
+def calm_collector() -> None:
+    """Let the collector leave alone what lives by now, and come rarely.
 
     What lives by now lives for good: the collector need not look at it again.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG, _MIDDLE, _OLD)
-    return asyncio.Runner(loop_factory=uvloop.new_event_loop)

@@ -1,5 +1,6 @@
 """Arrival patterns for placement, each made from a seed; where their shapes come from.
 
+- Two are recorded: see recorded.py.
 - Durations are log-normal with sigma 2.36, cut at a minute: the fit of function run times in
   Shahrad et al., "Serverless in the Wild" (USENIX ATC 2020, figure 7), scaled to the mean
   that the load needs.
@@ -14,6 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from controld.core.columns import Floats
+from tools.bench import recorded
 from tools.bench.place_oracle import Arrival
 
 _SIGMA = 2.36
@@ -82,6 +84,8 @@ PATTERNS: dict[str, Callable[[float, float, float, int, int], list[Arrival]]] = 
     "heavy_tail": heavy_tail,
     "hot_tool": hot_tool,
     "huge_pool": huge_pool,
+    "azure_code": recorded.code,
+    "azure_conversation": recorded.conversation,
 }
 """By name: (tasks a second, seconds, mean duration, sessions, seed) -> arrivals."""
 

@@ -26,6 +26,7 @@ from controld.core.fleet import Fleet
 from controld.core.placement import PlacementRequest, place
 from controld.core.score import class_factor, kind_row, slot_cost, slot_costs
 from corefleet.codec import decode, encode
+from corefleet.event_loop import calm_collector
 from corefleet.messages.records import DomainInfo, NodeRegistration, PoolSpec
 from corefleet.messages.wire import LoadVector, NodeView, RackDigest, SlotUse
 from tools.bench.arrivals import PATTERNS
@@ -48,6 +49,14 @@ a rate of 125; a fifth of the racks' is taken in after each block."""
 
 _TASK_S = 3.0
 _UTILISATION = 0.7
+_CROWDED = 0.95
+"""Of all places, where tasks must wait for one."""
+
+_REPLAYS = {
+    **{name: (name, _UTILISATION) for name in PATTERNS},
+    "poisson_crowded": ("poisson", _CROWDED),
+    "azure_code_crowded": ("azure_code", _CROWDED),
+}
 
 
 def run(*, quick: bool, peer: str) -> Measured:
@@ -58,9 +67,13 @@ def run(*, quick: bool, peer: str) -> Measured:
     measured.results.update(_speed(blocks=40 if quick else 200))
     progress(f"speed: {measured.results}")
     quality = {}
-    for name in PATTERNS:
+    for name, (pattern, load) in _REPLAYS.items():
         real, oracle = compare(
-            name, nodes=80 if quick else 160, owners=OWNERS, seconds=4.0 if quick else 12.0
+            pattern,
+            nodes=80 if quick else 160,
+            owners=OWNERS,
+            seconds=4.0 if quick else 12.0,
+            load=load,
         )
         quality[name] = {"ours": asdict(real), "oracle": asdict(oracle)}
         progress(f"{name}: {quality[name]}")
@@ -75,16 +88,24 @@ def run(*, quick: bool, peer: str) -> Measured:
 
 
 def compare(
-    pattern: str, *, nodes: int, owners: int, seconds: float, seed: int = 7, uneven: bool = False
+    pattern: str,
+    *,
+    nodes: int,
+    owners: int,
+    seconds: float,
+    seed: int = 7,
+    uneven: bool = False,
+    load: float = _UTILISATION,
 ) -> tuple[Quality, Quality]:
     """Replay a pattern through the real placement and through the oracle.
 
     The load on a node is the reference plan's: 15 tasks a second, 64 places, each for
-    3 s. `uneven`: two of three nodes have half the places, the others twice as many.
+    3 s; with another `load` (share of all places) tasks come at another rate. `uneven`: two
+    of three nodes have half the places, the others twice as many.
     """
     sizes = [(32 if node % 3 else 128) if uneven else 64 for node in range(nodes)]
     pools = ("chat", "crunch") if pattern == "huge_pool" else ("chat",)
-    rate = _UTILISATION * sum(sizes) / _TASK_S
+    rate = load * sum(sizes) / _TASK_S
     arrivals = PATTERNS[pattern](rate, seconds, _TASK_S, 50 * nodes, seed)
     real = replay(
         arrivals, Plant(sizes, pools), lambda plant, started: Owners(plant, owners, started)
@@ -105,6 +126,7 @@ def _speed(blocks: int) -> dict[str, object]:
     for _ in range(2):
         digests.feed(fleet, 0.0, digests.racks)
     digests.clear()
+    calm_collector()  # As controld does once it is up.
     random = Random(5)
     homes = [int(random.random() * NODES) for _ in range(SESSIONS)]
     running: deque[Slot] = deque()
