@@ -44,6 +44,7 @@ from corefleet.errors import (
 )
 from corefleet.notify import Notifier
 from corefleet.program import Over
+from corefleet.tls import TlsFiles
 
 _log = structlog.get_logger(__name__)
 
@@ -234,12 +235,15 @@ async def _start(
         version=program.version(),
     )
     daemon = Daemon(here, bus, NatsLog(bus), clock, background)
+    tls = TlsFiles.of(config.tls)
+    if tls is not None:
+        background.spawn(tls.keep_looking(), "certificates")
     if config.metrics:
         measured = metrics.Metrics()
         measured.registry.register(
             NodeCollector(daemon.node, daemon.troubles, daemon.isolation, daemon.out_of_memory)
         )
-        scraped = metrics.serve(measured, config.metrics)
+        scraped = metrics.serve(measured, config.metrics, tls)
         stack.push_async_callback(asyncio.to_thread, scraped.close)
     stack.push_async_callback(daemon.close)
     await daemon.start()

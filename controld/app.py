@@ -32,6 +32,7 @@ from corefleet.notify import Notifier
 from corefleet.program import Over
 from corefleet.store import Store
 from corefleet.subjects import Layout
+from corefleet.tls import TlsFiles
 
 _FEEDS_A_LIMIT = 4
 
@@ -72,6 +73,8 @@ def main(path: Path, controld: str, listen: str, start_timeout: float, check_onl
     with event_loop.runner() as runner:
         try:
             runner.run(run(config, start_timeout))
+        except ConfigError as error:
+            program.leave("controld", program.EXIT_CONFIG, error)
         except Incompatible as error:
             program.leave("controld", program.EXIT_INCOMPATIBLE, error)
         except PortInUse as error:
@@ -86,7 +89,7 @@ async def run(config: ControldConfig, start_timeout_s: float) -> None:
     """Serve until SIGTERM or SIGINT, then drain.
 
     Raises Incompatible, PortInUse, Unavailable (not reached in time), Conflict (the id is
-    taken), or what a part of the process died of.
+    taken), ConfigError (certificates), or what a part of the process died of.
     """
 
     async def start(stack: AsyncExitStack, over: Over) -> dict[str, object]:
@@ -109,6 +112,9 @@ async def _start(
     """Start everything, in order; return the address that is served."""
     background = Background(lambda error: program.end(over, error))
     stack.push_async_callback(background.close)
+    tls = TlsFiles.of(config.tls)
+    if tls is not None:
+        background.spawn(tls.keep_looking(), "certificates")
     give_up = asyncio.get_running_loop().time() + start_timeout_s
     store, bus, beats_bus = await _connect(stack, config, give_up, over)
     # Servers that many start with at once answer late, and not always the first time.
@@ -127,7 +133,7 @@ async def _start(
     registry = Registry(store, background)
     stack.push_async_callback(registry.close)
     await program.reach("etcd", registry.start, give_up)
-    return await Parts(config, cluster, background, registry, beats_bus).start(stack)
+    return await Parts(config, cluster, background, registry, beats_bus, tls).start(stack)
 
 
 async def _feed(notifier: Notifier) -> None:

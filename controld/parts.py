@@ -44,6 +44,7 @@ from corefleet.config import ControldConfig, LivenessConfig
 from corefleet.errors import Unavailable
 from corefleet.messages.records import ControldRegistration
 from corefleet.program import version
+from corefleet.tls import TlsFiles
 
 _DRAIN_S = 2.0
 
@@ -58,8 +59,10 @@ class Parts:
         background: Background,
         registry: Registry,
         beats_bus: Bus,
+        tls: TlsFiles | None = None,
     ) -> None:
         self._config = config
+        self._tls = tls
         self._cluster = cluster
         self._background = background
         self._registry = registry
@@ -110,7 +113,7 @@ class Parts:
         address = server.bind()
         if self._config.metrics:
             try:
-                scraped = metrics.serve(self._metrics, self._config.metrics)
+                scraped = metrics.serve(self._metrics, self._config.metrics, self._tls)
             except Unavailable as error:
                 raise PortInUse(str(error)) from error
             stack.push_async_callback(asyncio.to_thread, scraped.close)
@@ -138,7 +141,7 @@ class Parts:
         return shards.live(), shards.backlog(), shards.in_flight()
 
     def _reach(self) -> PeerReach:
-        return GrpcReach()
+        return GrpcReach(self._tls)
 
     def _server(self) -> ApiServer:
         tasks = TasksService(
@@ -154,7 +157,7 @@ class Parts:
             self._draining,
             self._overview,
         )
-        return ApiServer(self._config.listen, tasks, fleet)
+        return ApiServer(self._config.listen, tasks, fleet, self._tls)
 
     def _owner(self, address: str) -> Owner:
         registration = ControldRegistration(

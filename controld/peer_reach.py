@@ -7,14 +7,21 @@ import asyncio
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from corefleet.grpc_tls import open_channel
+from corefleet.tls import TlsFiles
+
 _CONNECT_S = 0.5
 
 
 class GrpcReach:
     """Implements controld.peers.PeerReach."""
 
+    def __init__(self, tls: TlsFiles | None = None) -> None:
+        self._tls = tls
+
     async def until_gone(self, address: str) -> None:
-        async with grpc.aio.insecure_channel(address) as channel:
+        material = None if self._tls is None else self._tls.current()
+        async with open_channel(address, material, ()) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             try:
                 # Each answer is a state of its services; only the end matters here.

@@ -103,6 +103,8 @@ class ControldConfig(Section, frozen=True, kw_only=True):
     """host:port where others reach it; '' is `listen`, which must name a host then."""
     metrics: str = ""
     """host:port of the Prometheus endpoint; '' serves none."""
+    tls: TlsConfig | None = None
+    """For `listen`, for calls to other controlds, and for `metrics`."""
     lease_ttl_s: float = 3.0
     nats: NatsConfig = NatsConfig()
     etcd: EtcdConfig = EtcdConfig()
@@ -200,6 +202,9 @@ class AgentdConfig(Section, frozen=True, kw_only=True):
     probe_listen: str = "127.0.0.1:0"
     """TCP address that answers liveness probes."""
     metrics: str = ""
+    """host:port of the Prometheus endpoint; '' serves none."""
+    tls: TlsConfig | None = None
+    """For `metrics`."""
     cpus: str = ""
     """CPU list to use instead of all that are allowed, e.g. `0-3`."""
     domains: tuple[int, ...] = ()
@@ -326,6 +331,13 @@ def check_pool(spec: PoolSpec, where: str) -> PoolSpec:
 def controld_address() -> str:
     """Address of a controld for agentctl: $COREFLEET_ADDRESS or the local default."""
     return os.environ.get("COREFLEET_ADDRESS", "127.0.0.1:7070")
+
+
+def client_tls() -> tuple[str, str, str]:
+    """Paths of the CA, certificate and key that agentctl uses; '' where none is named."""
+    named = (os.environ.get(f"COREFLEET_TLS_{part}", "") for part in ("CA", "CERT", "KEY"))
+    ca, cert, key = named
+    return ca, cert, key
 
 
 def child_environment(added: dict[str, str]) -> dict[str, str]:

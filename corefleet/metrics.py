@@ -10,16 +10,26 @@ server's thread and never on an event loop.
 
 from __future__ import annotations
 
+import socket
+import sys
 import threading
 from collections.abc import Sequence
-from typing import Generic, TypeVar
-from wsgiref.simple_server import WSGIServer
+from typing import Any, Generic, TypeVar
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.exposition import start_http_server
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
+from prometheus_client.exposition import ThreadingWSGIServer, start_http_server
 from prometheus_client.process_collector import ProcessCollector
 
 from corefleet.errors import InvalidInput, Unavailable
+from corefleet.tls import TlsFiles
+from corefleet.tls_trouble import why_refused
+
+_log = structlog.get_logger(__name__)
+
+_PATIENCE_S = 10.0
+"""How long a client may take for its handshake, and for each piece of its request."""
 
 M = TypeVar("M", Counter, Gauge, Histogram)
 
@@ -113,8 +123,35 @@ class MetricsServer:
         self._thread.join()
 
 
-def serve(metrics: Metrics, address: str) -> MetricsServer:
+class _Silent(WSGIRequestHandler):
+    """Logs no requests."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        return
+
+
+class _SecureServer(ThreadingWSGIServer):
+    """Shakes hands in the thread of each connection: who is slow at it holds up nobody."""
+
+    files: TlsFiles
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        request.settimeout(_PATIENCE_S)
+        with self.files.server_context().wrap_socket(request, server_side=True) as secured:
+            super().finish_request(secured, client_address)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        error = sys.exception()
+        if isinstance(error, OSError):
+            _log.warning("metrics not served", peer=client_address[0], reason=why_refused(error))
+        else:
+            super().handle_error(request, client_address)
+
+
+def serve(metrics: Metrics, address: str, tls: TlsFiles | None = None) -> MetricsServer:
     """Serve `metrics` at `address`, host:port; port 0 takes a free one.
+
+    With `tls` by HTTPS, to clients whose certificate it believes.
 
     Raises InvalidInput when the address is none, Unavailable when it cannot be had.
     """
@@ -122,7 +159,25 @@ def serve(metrics: Metrics, address: str) -> MetricsServer:
     if not host or not port.isdecimal():
         raise InvalidInput("metrics", address, "host:port, e.g. 127.0.0.1:9100")
     try:
-        server, thread = start_http_server(int(port), host.strip("[]"), metrics.registry)
+        if tls is None:
+            server, thread = start_http_server(int(port), host.strip("[]"), metrics.registry)
+        else:
+            server, thread = _start_secure(int(port), host.strip("[]"), metrics.registry, tls)
     except (OSError, OverflowError) as error:
         raise Unavailable(f"metrics cannot be served at {address}: {error}") from error
     return MetricsServer(server, thread)
+
+
+def _start_secure(
+    port: int, host: str, registry: CollectorRegistry, tls: TlsFiles
+) -> tuple[WSGIServer, threading.Thread]:
+    """Do what prometheus_client's start_http_server does.
+
+    Its own TLS shakes hands in the thread that accepts, and keeps its first certificate.
+    """
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    kind = type("Server", (_SecureServer,), {"address_family": family, "files": tls})
+    server = make_server(host, port, make_wsgi_app(registry), kind, handler_class=_Silent)
+    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread.start()
+    return server, thread

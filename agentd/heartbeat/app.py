@@ -26,7 +26,7 @@ from corefleet.bus import Bus
 from corefleet.clock import SystemClock
 from corefleet.codec import encode
 from corefleet.config import LogConfig
-from corefleet.errors import CorefleetError, CorruptRecord, Unavailable
+from corefleet.errors import ConfigError, CorefleetError, CorruptRecord, Unavailable
 from corefleet.notify import Notifier
 from corefleet.subjects import beat as beat_subject
 
@@ -182,7 +182,8 @@ async def _connect(setup: Setup) -> NatsBus:
     while True:
         try:
             return await NatsBus.connect(setup.nats, f"heartbeat {setup.node}", _trouble)
-        except Unavailable as error:
+        except (Unavailable, ConfigError) as error:
+            # Certificates that are just being replaced are as good as a server that is away.
             _trouble(error)
             await asyncio.sleep(_RETRY_S)
 

@@ -10,7 +10,9 @@ from grpc_reflection.v1alpha import reflection
 from controld.api.fleet import FleetService
 from controld.api.tasks import TasksService
 from corefleet.errors import Unavailable
+from corefleet.grpc_tls import server_credentials
 from corefleet.rpc import fleet_pb2, fleet_pb2_grpc, tasks_pb2, tasks_pb2_grpc
+from corefleet.tls import TlsFiles
 
 _MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 _OPTIONS = (
@@ -27,10 +29,17 @@ class PortInUse(Unavailable):
 
 
 class ApiServer:
-    """Serves clients and operators on one address."""
+    """Serves clients and operators on one address; with `tls`, only who has a certificate."""
 
-    def __init__(self, listen: str, tasks: TasksService, fleet: FleetService) -> None:
+    def __init__(
+        self,
+        listen: str,
+        tasks: TasksService,
+        fleet: FleetService,
+        tls: TlsFiles | None = None,
+    ) -> None:
         self._listen = listen
+        self._tls = tls
         self._health = health_aio.HealthServicer()
         self._server = grpc.aio.server(options=_OPTIONS)
         tasks_pb2_grpc.add_TasksServicer_to_server(tasks, self._server)  # type: ignore[no-untyped-call]
@@ -56,7 +65,10 @@ class ApiServer:
         """
         host = self._listen.rpartition(":")[0]
         try:
-            port = self._server.add_insecure_port(self._listen)
+            if self._tls is None:
+                port = self._server.add_insecure_port(self._listen)
+            else:
+                port = self._server.add_secure_port(self._listen, server_credentials(self._tls))
         except RuntimeError as error:
             raise PortInUse(f"listen: {self._listen}: cannot be bound: {error}") from error
         if port == 0:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import socket
 import urllib.request
 from collections.abc import Iterator
+from http.client import HTTPException
+from pathlib import Path
+from queue import SimpleQueue
+from types import SimpleNamespace
 
 import pytest
 
+from corefleet.config import TlsConfig
 from corefleet.errors import InvalidInput, Unavailable
+from corefleet.identity import Identity
 from corefleet.metrics import Metrics, MetricsServer, serve
+from corefleet.tls import TlsFiles
+from tests.servers.authority import Authority
 
 
 @pytest.fixture
@@ -76,3 +85,54 @@ def test_a_port_in_use_is_named(metrics: Metrics, server: MetricsServer) -> None
 def test_an_address_must_name_host_and_port(metrics: Metrics, address: str) -> None:
     with pytest.raises(InvalidInput, match=r"^metrics: .*expected host:port"):
         serve(metrics, address)
+
+
+NAGIOS = Identity("monitor", "m1")
+
+
+@pytest.fixture
+def secure(metrics: Metrics, tmp_path: Path) -> Iterator[tuple[MetricsServer, Authority]]:
+    authority = Authority()
+    named = authority.write(tmp_path / "server", Identity("agentd", "n1"))
+    server = serve(metrics, "127.0.0.1:0", TlsFiles.of(named))
+    yield server, authority
+    server.close()
+
+
+def scrape_secure(server: MetricsServer, files: TlsConfig | None) -> bytes:
+    context = None if files is None else TlsFiles(files.ca, files.cert, files.key).client_context()
+    with urllib.request.urlopen(
+        f"http{'s' if files else ''}://{server.address}/metrics", timeout=10, context=context
+    ) as answer:
+        return bytes(answer.read())
+
+
+def test_metrics_are_for_those_with_a_certificate(
+    secure: tuple[MetricsServer, Authority], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, authority = secure
+    reasons: SimpleQueue[str] = SimpleQueue()
+
+    def warned(_: str, *, peer: str, reason: str) -> None:
+        reasons.put(reason)
+
+    monkeypatch.setattr("corefleet.metrics._log", SimpleNamespace(warning=warned))
+    monitor = authority.write(tmp_path / "monitor", NAGIOS)
+    assert b"process_resident_memory_bytes" in scrape_secure(server, monitor)
+    strange = Authority("foreign").write(tmp_path / "strange", NAGIOS, trusted=[authority])
+    with pytest.raises(OSError, match=r"(?i)unknown.ca|reset|eof"):
+        scrape_secure(server, strange)
+    assert "its certificate is refused" in reasons.get(timeout=10)
+    with pytest.raises((OSError, HTTPException)):
+        scrape_secure(server, None)
+    assert reasons.get(timeout=10) == "it does not speak TLS"
+
+
+def test_a_client_that_does_not_shake_hands_holds_up_nobody(
+    secure: tuple[MetricsServer, Authority], tmp_path: Path
+) -> None:
+    server, authority = secure
+    monitor = authority.write(tmp_path / "monitor", NAGIOS)
+    host, _, port = server.address.rpartition(":")
+    with socket.create_connection((host, int(port))):
+        assert scrape_secure(server, monitor)
