@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+import structlog
 from etcd.api.etcdserverpb import rpc_pb2_grpc
 
 from corefleet.errors import (
@@ -25,6 +26,9 @@ from corefleet.errors import (
     Timeout,
     Unavailable,
 )
+from corefleet.grpc_tls import open_channel
+from corefleet.tls import Material, TlsFiles
+from corefleet.tls_trouble import ask
 
 T = TypeVar("T")
 
@@ -61,6 +65,12 @@ _REFUSED = {
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.OUT_OF_RANGE,
 }
+
+
+_LET_GO_S = 30.0
+"""How long calls over a channel of former certificates may go on; watches begin anew then."""
+
+_log = structlog.get_logger(__name__)
 
 
 class Compacted(Unavailable):
@@ -102,19 +112,45 @@ def backoff(failures: int, longest_s: float) -> float:
 
 
 class Endpoint:
-    """One member: its channel, connected when first needed, and the stubs over it."""
+    """One member: its channel, connected when first needed, and the stubs over it.
 
-    def __init__(self, address: str) -> None:
+    With other certificates in `tls` it gets another channel; calls over the former one end
+    in their own time.
+    """
+
+    def __init__(self, address: str, tls: TlsFiles | None) -> None:
         self.address = address
-        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        self.trouble = ""
+        """Why the member is not reached, as far as TLS is the reason."""
+        self._tls = tls
+        self._connecting: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[None] | None = None
+        self._letting_go: dict[asyncio.Task[None], Any] = {}
+        self._open(None if tls is None else tls.current())
+
+    def _open(self, material: Material | None) -> None:
+        self._material = material
+        self._channel = open_channel(self.address, material, _OPTIONS)
         self.kv = rpc_pb2_grpc.KVStub(self._channel)
         self.watch = rpc_pb2_grpc.WatchStub(self._channel)
         self.lease = rpc_pb2_grpc.LeaseStub(self._channel)
         self.maintenance = rpc_pb2_grpc.MaintenanceStub(self._channel)
-        self._connecting: asyncio.Task[None] | None = None
+
+    def refresh(self) -> None:
+        """Take up certificates that were replaced."""
+        if self._tls is None or self._tls.current() is self._material:
+            return
+        former = self._channel
+        if self._connecting is not None:
+            self._connecting.cancel()
+            self._connecting = None
+        self._open(self._tls.current())
+        closing = asyncio.create_task(former.close(_LET_GO_S), name=f"etcd {self.address} former")
+        self._letting_go[closing] = former
+        closing.add_done_callback(lambda done: self._letting_go.pop(done, None))
 
     def ready(self) -> bool:
-        return self._channel.get_state() is grpc.ChannelConnectivity.READY
+        return bool(self._channel.get_state() is grpc.ChannelConnectivity.READY)
 
     def connecting(self) -> asyncio.Task[None]:
         """Return the task that ends when the member is connected; all callers share it."""
@@ -123,29 +159,50 @@ class Endpoint:
         return self._connecting
 
     async def _connect(self) -> None:
-        state = self._channel.get_state(try_to_connect=True)
+        channel = self._channel
+        state = channel.get_state(try_to_connect=True)
         while state is not grpc.ChannelConnectivity.READY:
-            await self._channel.wait_for_state_change(state)
-            state = self._channel.get_state(try_to_connect=True)
+            if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                self._find_out(self._tls)
+            await channel.wait_for_state_change(state)
+            state = channel.get_state(try_to_connect=True)
+        self.trouble = ""
+
+    def _find_out(self, tls: TlsFiles | None) -> None:
+        """Ask why the member is not reached; gRPC keeps that to itself."""
+        if tls is not None and (self._asking is None or self._asking.done()):
+            self._asking = asyncio.create_task(self._ask(tls), name=f"etcd {self.address} trouble")
+
+    async def _ask(self, tls: TlsFiles) -> None:
+        trouble = await ask(self.address, tls)
+        if trouble and trouble != self.trouble:
+            _log.warning("etcd member not reached", member=self.address, reason=trouble)
+        self.trouble = trouble
 
     async def close(self) -> None:
-        if self._connecting is not None:
-            self._connecting.cancel()
-            await asyncio.wait({self._connecting})
-        await self._channel.close(None)
+        channels = [self._channel, *self._letting_go.values()]
+        tasks = {*self._letting_go, *filter(None, (self._connecting, self._asking))}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for channel in channels:
+            await channel.close(None)
 
 
 class Endpoints:
     """All members, and which of them worked last."""
 
-    def __init__(self, addresses: Sequence[str], timeout_s: float) -> None:
+    def __init__(
+        self, addresses: Sequence[str], timeout_s: float, tls: TlsFiles | None = None
+    ) -> None:
         if not addresses:
             raise InvalidInput("endpoints", addresses, "at least one host:port")
         for address in addresses:
             if "://" in address or ":" not in address:
                 raise InvalidInput("endpoints", address, "host:port")
         self.timeout_s = timeout_s
-        self._members = [Endpoint(address) for address in addresses]
+        self._members = [Endpoint(address, tls) for address in addresses]
         self._preferred = 0
         self._closed = False
 
@@ -156,6 +213,7 @@ class Endpoints:
         waiting: dict[asyncio.Task[None], Endpoint] = {}
         for member in members:
             self._check_open()
+            member.refresh()
             if member.ready():
                 return self._prefer(member)
             waiting[member.connecting()] = member
@@ -166,9 +224,16 @@ class Endpoints:
             )
             self._check_open()
             for task in done:
+                if task.cancelled():
+                    # Another call took up new certificates meanwhile.
+                    waiting.pop(task)
+                    continue
                 task.result()
                 return self._prefer(waiting[task])
-        addresses = ", ".join(member.address for member in self._members)
+        addresses = ", ".join(
+            f"{member.address} ({member.trouble})" if member.trouble else member.address
+            for member in self._members
+        )
         raise Unavailable(f"etcd: no connection to any of {addresses} within the deadline")
 
     def demote(self, member: Endpoint) -> None:

@@ -19,6 +19,7 @@ from corefleet.clock import Clock, SystemClock
 from corefleet.config import EtcdConfig
 from corefleet.errors import Incompatible, InvalidInput
 from corefleet.store import Committed, Compare, Delete, KeyValue, Put
+from corefleet.tls import TlsFiles
 
 OLDEST = (3, 4)
 """Oldest server that can be used: progress of watches and lease checkpoints."""
@@ -45,9 +46,9 @@ class EtcdStore:
 
         `clock` is what `valid_until()` of leases is measured by, the machine's by default.
         Raises Unavailable within `config.timeout_s`, and Incompatible for a server older
-        than 3.4.
+        than 3.4; ConfigError for certificates that cannot be used.
         """
-        endpoints = Endpoints(config.endpoints, config.timeout_s)
+        endpoints = Endpoints(config.endpoints, config.timeout_s, TlsFiles.of(config.tls))
         try:
             version = await _server_version(endpoints)
         except BaseException:  # whatever went wrong, nobody else can close the channels

@@ -16,6 +16,7 @@ from corefleet.adapters.nats_connection import Connection
 from corefleet.bus import Incoming
 from corefleet.config import NatsConfig
 from corefleet.errors import CorefleetError, NoResponders, Timeout, Unavailable
+from corefleet.tls import TlsFiles
 
 _log = structlog.get_logger(__name__)
 
@@ -62,6 +63,7 @@ class NatsBus:
         self, config: NatsConfig, name: str, on_error: Callable[[Exception], None]
     ) -> None:
         self._config = config
+        self._tls = TlsFiles.of(config.tls)
         self._name = name
         self._on_error = on_error
         self._servers = random.sample(config.servers, len(config.servers))
@@ -83,7 +85,8 @@ class NatsBus:
         """Connect to one of the servers.
 
         `on_error` is told of what goes wrong later, also of exceptions of handlers.
-        Raises Unavailable when no server answers, Incompatible when one is too old.
+        Raises Unavailable when no server answers, Incompatible when one is too old,
+        ConfigError when certificates cannot be used.
         """
         bus = cls(config, name, on_error)
         bus._subscriptions[Subscription(bus, f"{bus._inbox}*", "", bus._answered)] = None
@@ -321,7 +324,7 @@ class NatsBus:
 
     async def _open(self, url: str) -> None:
         connection = await Connection.open(
-            url, self._name, self._config.connect_timeout_s, self._on_error
+            url, self._name, self._config.connect_timeout_s, self._on_error, self._tls
         )
         try:
             await self._take_up(connection)

@@ -99,6 +99,17 @@ class LeanClient(Client):
         buffered = 0 if writer is None else int(writer.transport.get_write_buffer_size())
         return buffered + self._pending_data_size
 
+    @property
+    def secured(self) -> bool:
+        """Whether what is sent and read goes through TLS."""
+        writer = self._writer()
+        return writer is not None and writer.get_extra_info("ssl_object") is not None
+
+    @property
+    def asked_for_tls(self) -> bool:
+        """Whether the server said that it speaks TLS only."""
+        return bool(self._server_info.get("tls_required"))
+
     def abort(self) -> None:
         """Drop the socket with its unsent bytes; nats-py has no public way to do that."""
         writer = self._writer()

@@ -17,6 +17,8 @@ from nats.errors import MaxPayloadError, UnexpectedEOF
 
 from corefleet.adapters.nats_client import LeanClient, Receive
 from corefleet.errors import Incompatible, InvalidInput, Unavailable
+from corefleet.tls import TlsFiles
+from corefleet.tls_trouble import ask, why
 
 _OLDEST_SERVER = (2, 12)
 _MOST_UNSENT_BYTES = 32 * 1024 * 1024
@@ -38,9 +40,14 @@ class Connection:
 
     @classmethod
     async def open(
-        cls, url: str, name: str, timeout_s: float, on_error: Callable[[Exception], None]
+        cls,
+        url: str,
+        name: str,
+        timeout_s: float,
+        on_error: Callable[[Exception], None],
+        tls: TlsFiles | None = None,
     ) -> Connection:
-        """Connect to `url` within `timeout_s`.
+        """Connect to `url` within `timeout_s`, with what `tls` holds now.
 
         Raises Unavailable, or Incompatible when the server is older than 2.12.
         """
@@ -74,11 +81,19 @@ class Connection:
                     ping_interval=_NEVER_S,
                     pending_size=0,
                     inbox_prefix="_INBOX.cf",
+                    tls=None if tls is None else tls.client_context(),
+                )
+            if not client.is_connected:
+                raise ConnectionResetError("the server closed the connection")
+            if tls is not None and not client.secured:
+                raise Unavailable(
+                    f"NATS at {url}: the server does not speak TLS, and `nats.tls` is set"
                 )
             _check_version(client, url)
         except (NatsError, OSError) as error:
             await connection.close(abort=True)
-            raise Unavailable(f"NATS at {url}: {reason or error!r}") from error
+            told = await _reason(reason or error, url, client, tls)
+            raise Unavailable(f"NATS at {url}: {told}") from error
         except BaseException:  # whatever ended this, the half-open client must not stay
             await connection.close(abort=True)
             raise
@@ -161,6 +176,19 @@ class Connection:
         for subscription in self._subscriptions:
             self._client.unlisten(subscription)
         self._subscriptions.clear()
+
+
+async def _reason(error: Exception, url: str, client: LeanClient, tls: TlsFiles | None) -> str:
+    if tls is None:
+        if client.asked_for_tls:
+            return "the server asks for TLS, and `nats.tls` is not set"
+        return str(error) or repr(error)
+    address = url.rpartition("/")[2].rpartition("@")[2]
+    told = ""
+    if client.asked_for_tls and isinstance(error, ConnectionError):
+        # What was written to a server that had refused us by then hides why.
+        told = await ask(address, tls, greeted=True)
+    return told or why(error, address, tls)
 
 
 def _check_version(client: Client, url: str) -> None:

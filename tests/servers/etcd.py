@@ -12,6 +12,7 @@ from types import TracebackType
 
 from agentctl.local.processes import free_port
 from corefleet.adapters.servers import find_etcd
+from corefleet.config import TlsConfig
 
 READY = "ready to serve client requests"
 READY_TIMEOUT_S = 30.0
@@ -35,11 +36,14 @@ class EtcdServer:
     """One member on its own. Methods block; in a test call them by asyncio.to_thread.
 
     `restart()` after `kill()` or `stop()` takes the same ports and data. `heartbeat_ms`
-    20 makes the shortest lease 1 s.
+    20 makes the shortest lease 1 s. With `tls` it asks its clients for certificates.
     """
 
-    def __init__(self, directory: Path, heartbeat_ms: int = 20) -> None:
+    def __init__(
+        self, directory: Path, heartbeat_ms: int = 20, tls: TlsConfig | None = None
+    ) -> None:
         self._directory = directory
+        self._tls = tls
         self._heartbeat_ms = heartbeat_ms
         self._ports: list[int] = []
         self._process: subprocess.Popen[str] | None = None
@@ -103,6 +107,11 @@ class EtcdServer:
 
     def _launch(self) -> bool:
         client, peer = (f"http://127.0.0.1:{port}" for port in self._ports)
+        secure: tuple[str, ...] = ()
+        if self._tls is not None:
+            client = client.replace("http:", "https:")
+            secure = ("--client-cert-auth", "--trusted-ca-file", self._tls.ca)
+            secure += ("--cert-file", self._tls.cert, "--key-file", self._tls.key)
         command = [
             *(str(find_etcd()), "--name", "test", "--data-dir", str(self._directory / "data")),
             *("--listen-client-urls", client, "--advertise-client-urls", client),
@@ -110,6 +119,7 @@ class EtcdServer:
             *("--initial-cluster", f"test={peer}"),
             *("--heartbeat-interval", str(self._heartbeat_ms)),
             *("--election-timeout", str(self._heartbeat_ms * 10)),
+            *secure,
         ]
         self._process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from corefleet.adapters.servers import find_nats_server
+from corefleet.config import TlsConfig
 from tests.servers.etcd import free_ports
 
 READY = "Server is ready"
@@ -23,11 +25,21 @@ class NatsServer:
     """One server. Methods block; in a test call them by asyncio.to_thread.
 
     `restart()` after `kill()` or `stop()` takes the same port and data. `arguments` are
-    more arguments of nats-server.
+    more arguments of nats-server; with `tls` it asks its clients for certificates.
     """
 
-    def __init__(self, directory: Path, arguments: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, directory: Path, arguments: tuple[str, ...] = (), tls: TlsConfig | None = None
+    ) -> None:
         self._directory = directory
+        if tls is not None:
+            # The server reads certificates again only where it has a file of configuration.
+            config = directory / "nats.conf"
+            config.write_text(
+                f"tls {{ ca_file: {json.dumps(tls.ca)}, cert_file: {json.dumps(tls.cert)}, "
+                f"key_file: {json.dumps(tls.key)}, verify: true }}\n"
+            )
+            arguments = ("-c", str(config), *arguments)
         self._arguments = arguments
         self._port = 0
         self._process: subprocess.Popen[str] | None = None
@@ -63,6 +75,10 @@ class NatsServer:
         """Stop politely and return when it is gone. Idempotent."""
         if self._process is not None:
             self._end(signal.SIGTERM)
+
+    def reload(self) -> None:
+        """Have it read its certificates again; `reloaded` is then in its output."""
+        os.kill(self.pid, signal.SIGHUP)
 
     def freeze(self) -> None:
         """Stop the process from running, with its connections open."""
