@@ -22,9 +22,12 @@ import grpc.aio
 
 from corefleet import refused
 from corefleet.errors import Conflict, InvalidInput, Timeout, Unavailable
+from corefleet.grpc_tls import open_channel
 from corefleet.ids import RequestId
 from corefleet.rpc import fleet_pb2, fleet_pb2_grpc, tasks_pb2, tasks_pb2_grpc
 from corefleet.submissions import SubmissionStream
+from corefleet.tls import Material, TlsFiles
+from corefleet.tls_trouble import ask, speaks_tls
 
 T = TypeVar("T")
 
@@ -39,14 +42,17 @@ _OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 _PAUSE_S = 0.1
+_RETIRING_S = 24 * 3600.0
+"""How long calls may go on over a channel of former certificates."""
 
 
 class _Peer:
     """One controld's address with its channel and stubs."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, material: Material | None) -> None:
         self.address = address
-        self.channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        self.material = material
+        self.channel = open_channel(address, material, _OPTIONS)
         self.tasks: Any = tasks_pb2_grpc.TasksStub(self.channel)  # type: ignore[no-untyped-call]
         self.fleet: Any = fleet_pb2_grpc.FleetStub(self.channel)  # type: ignore[no-untyped-call]
 
@@ -54,18 +60,26 @@ class _Peer:
 class Client:
     """A connection to a fleet through any of its controlds.
 
-    `addresses` is one host:port or several; `timeout_s` bounds each call, all its
-    retries included (following a task is not bounded). Use it as an async context
-    manager, or call `close`.
+    `addresses` is one host:port or several; `tls` names the certificates without which only
+    an insecure fleet answers; `timeout_s` bounds each call, all its retries included
+    (following a task is not bounded). Use it as an async context manager, or call `close`.
     """
 
-    def __init__(self, addresses: str | Sequence[str], *, timeout_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        addresses: str | Sequence[str],
+        *,
+        tls: TlsFiles | None = None,
+        timeout_s: float = 10.0,
+    ) -> None:
         named = [addresses] if isinstance(addresses, str) else list(addresses)
         if not named or not all(named):
             raise InvalidInput("addresses", addresses, "one host:port or more")
         self._addresses = named
+        self._tls = tls
         self._timeout_s = timeout_s
         self._peers: dict[str, _Peer] = {}
+        self._retiring: dict[asyncio.Task[None], _Peer] = {}
         self._current = random.randrange(len(named))
 
     async def __aenter__(self) -> Self:
@@ -81,7 +95,11 @@ class Client:
 
     async def close(self) -> None:
         """Close all connections; calls under way end with an error. Idempotent."""
-        peers, self._peers = list(self._peers.values()), {}
+        peers, self._peers = [*self._peers.values(), *self._retiring.values()], {}
+        retiring = list(self._retiring)
+        for task in retiring:
+            task.cancel()
+        await asyncio.gather(*retiring, return_exceptions=True)
         for peer in peers:
             await peer.channel.close(None)
 
@@ -340,26 +358,51 @@ class Client:
             if isinstance(found, Timeout) and before:
                 found = Timeout(f"no answer in time; before that: {before}")
             before = before if isinstance(found, Timeout) else str(found)
-            await self._pause(found, give_up)
+            await self._pause(found, give_up, unreached=bool(before))
 
-    async def _pause(self, error: Exception, give_up: float) -> None:
+    async def _pause(self, error: Exception, give_up: float, unreached: bool = False) -> None:
         """Turn to the next controld after a moment; raise `error` if that cannot help.
 
         The next call goes to the next one even when there is no time left for this one.
+        `unreached`: an earlier call of the same was told that it did not get through.
         """
         if not isinstance(error, Unavailable):
             raise error
+        late = self._now() + _PAUSE_S >= give_up
+        if late and (unreached or not isinstance(error, Timeout)):
+            error = await self._explained(error)
         self._current = (self._current + 1) % len(self._addresses)
-        if self._now() + _PAUSE_S >= give_up:
+        if late:
             raise error
         await asyncio.sleep(_PAUSE_S * (0.5 + random.random()))
 
     def _peer(self) -> _Peer:
         address = self._addresses[self._current]
+        material = None if self._tls is None else self._tls.current()
         peer = self._peers.get(address)
+        if peer is not None and peer.material is not material:
+            self._retire(peer)
+            peer = None
         if peer is None:
-            peer = self._peers[address] = _Peer(address)
+            peer = self._peers[address] = _Peer(address, material)
         return peer
+
+    def _retire(self, peer: _Peer) -> None:
+        """Let the calls over former certificates come to their end."""
+        closing = asyncio.create_task(peer.channel.close(_RETIRING_S), name="former channel")
+        self._retiring[closing] = peer
+        closing.add_done_callback(lambda done: self._retiring.pop(done, None))
+
+    async def _explained(self, error: Unavailable) -> Unavailable:
+        """Return `error` with what is wrong with certificates, if that is why."""
+        address = self._addresses[self._current]
+        if self._tls is not None:
+            trouble = await ask(address, self._tls)
+        elif await speaks_tls(address):
+            trouble = f"{address} speaks TLS, and no certificates are named"
+        else:
+            trouble = ""
+        return type(error)(f"controld at {address}: {trouble}") if trouble else error
 
     @staticmethod
     def _now() -> float:
