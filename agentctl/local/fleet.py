@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agentctl.local.certificates import Certificates, Issuer, tls_lines
 from agentctl.local.processes import Child, free_port
 from corefleet.adapters.servers import find_etcd, find_nats_server
 from corefleet.client import Client
 from corefleet.config import cache_dir, pool_text
 from corefleet.errors import InvalidInput
+from corefleet.identity import Role
 from corefleet.messages.records import PoolSpec
+from corefleet.tls import TlsFiles
 
 _RESTART_PAUSE_S = 1.0
 _STARTS_AT_ONCE = 4
@@ -41,6 +45,8 @@ class FleetPlan:
     engine: dict[str, int] = field(default_factory=dict)
     controld: str = ""
     """More lines of each controld's TOML."""
+    tls: Issuer | None = None
+    """Who makes the certificates of all; None: everything is in plain text."""
     monitor_nats: bool = False
     """NATS serves its counters on `LocalFleet.nats_monitor`, on this machine only."""
 
@@ -62,6 +68,10 @@ class LocalFleet:
         self.nats_monitor = ""
         self._ports: dict[str, int] = {}
         self.etcd_endpoint = ""
+        self._etcd_command: list[str] = []
+        self.certificates: Certificates | None = None
+        if plan.tls is not None:
+            self.certificates = Certificates(plan.data / "pki", plan.tls)
         self._report = report
 
     async def __aenter__(self) -> LocalFleet:
@@ -77,7 +87,9 @@ class LocalFleet:
 
     def client(self) -> Client:
         """Return a client of all controlds of this fleet."""
-        return Client(self.addresses)
+        if self.certificates is None:
+            return Client(self.addresses)
+        return Client(self.addresses, tls=TlsFiles.of(self.certificates.files("operator", "local")))
 
     async def stop(self) -> None:
         """End everything that was started, nodes first."""
@@ -134,6 +146,15 @@ class LocalFleet:
         """kill -9 a controld."""
         self.controlds[name].kill_tree()
 
+    async def restart_etcd(self) -> None:
+        """Stop etcd politely and start it again on its port and data."""
+        await self.servers["etcd"].stop()
+        await self._run_etcd()
+
+    def reload_nats(self) -> None:
+        """Have the NATS server read its configuration and certificates again."""
+        os.kill(self.servers["nats"].pid, signal.SIGHUP)
+
     async def restart_nats(self) -> None:
         """kill -9 the NATS server and start it again on its port and data."""
         nats = self.servers["nats"]
@@ -167,19 +188,27 @@ class LocalFleet:
         client, peer = free_port(), free_port()
         self.etcd_endpoint = f"127.0.0.1:{client}"
         data = self.plan.data / "etcd"
-        child = await Child.start(
-            "etcd",
-            [
-                str(find_etcd()), "--name", "local", "--data-dir", str(data),
-                "--listen-client-urls", f"http://{self.etcd_endpoint}",
-                "--advertise-client-urls", f"http://{self.etcd_endpoint}",
-                "--listen-peer-urls", f"http://127.0.0.1:{peer}",
-                "--initial-advertise-peer-urls", f"http://127.0.0.1:{peer}",
-                "--initial-cluster", f"local=http://127.0.0.1:{peer}",
-                "--force-new-cluster=" + ("true" if data.exists() else "false"),
-            ],
-            self._log("etcd"),
-        )  # fmt: skip
+        secure: list[str] = []
+        scheme = "http"
+        if self.certificates is not None:
+            tls = self.certificates.files("etcd", "local")
+            scheme = "https"
+            secure = ["--client-cert-auth", "--trusted-ca-file", tls.ca]
+            secure += ["--cert-file", tls.cert, "--key-file", tls.key]
+        self._etcd_command = [
+            str(find_etcd()), "--name", "local", "--data-dir", str(data),
+            "--listen-client-urls", f"{scheme}://{self.etcd_endpoint}",
+            "--advertise-client-urls", f"{scheme}://{self.etcd_endpoint}",
+            "--listen-peer-urls", f"http://127.0.0.1:{peer}",
+            "--initial-advertise-peer-urls", f"http://127.0.0.1:{peer}",
+            "--initial-cluster", f"local=http://127.0.0.1:{peer}",
+            "--force-new-cluster=" + ("true" if data.exists() else "false"),
+            *secure,
+        ]  # fmt: skip
+        await self._run_etcd()
+
+    async def _run_etcd(self) -> None:
+        child = await Child.start("etcd", self._etcd_command, self._log("etcd"))
         self.servers["etcd"] = child
         await child.wait_line(lambda line: "ready to serve client requests" in line, 30)
 
@@ -191,6 +220,12 @@ class LocalFleet:
             address = f"127.0.0.1:{free_port()}"
             self.nats_monitor = f"http://{address}"
             monitor = f'http: "{address}"\n'
+        if self.certificates is not None:
+            tls = self.certificates.files("nats", "local")
+            monitor += (
+                f"tls {{ ca_file: {json.dumps(tls.ca)}, cert_file: {json.dumps(tls.cert)}, "
+                f"key_file: {json.dumps(tls.key)}, verify: true }}\n"
+            )
         self._config_file(
             "nats.conf",
             f"host: 127.0.0.1\nport: {port}\nmax_payload: 8MB\n{monitor}"
@@ -234,7 +269,7 @@ class LocalFleet:
             f'nats.servers = ["{self.nats_url}"]\netcd.endpoints = ["{self.etcd_endpoint}"]\n'
             f'log.level = "{plan.log_level}"\n'
             f"cluster.shards = {plan.shards}\ncluster.streams = {plan.streams}\n"
-            f"{plan.controld}",
+            f"{self._tls('controld', name, 'tls', 'nats.tls', 'etcd.tls')}{plan.controld}",
         )
 
     def _node_config(self, name: str) -> Path:
@@ -251,7 +286,14 @@ class LocalFleet:
             lines.append(f"models = {json.dumps(str(plan.models.resolve()))}")
             lines.append(f"model_dir = {json.dumps(str(plan.model_dir or cache_dir() / 'models'))}")
         lines += [f"engine.{key} = {value}" for key, value in plan.engine.items()]
-        return self._config_file(f"agentd-{name}.toml", "\n".join(lines) + "\n")
+        text = "\n".join(lines) + "\n" + self._tls("agentd", name, "tls", "nats.tls")
+        return self._config_file(f"agentd-{name}.toml", text)
+
+    def _tls(self, role: Role, name: str, *keys: str) -> str:
+        if self.certificates is None:
+            return ""
+        files = self.certificates.files(role, name)
+        return "".join(tls_lines(key, files) for key in keys)
 
     def _cpus_of(self, index: int) -> str:
         """Deal this process's CPUs out to the virtual nodes; they share when there are too few."""
