@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import grpc.aio
+import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from corefleet.grpc_tls import open_channel
 from corefleet.tls import TlsFiles
+from corefleet.tls_trouble import ask
+
+_log = structlog.get_logger(__name__)
 
 _CONNECT_S = 0.5
 
@@ -27,8 +31,10 @@ class GrpcReach:
                 # Each answer is a state of its services; only the end matters here.
                 async for _ in stub.Watch(health_pb2.HealthCheckRequest()):
                     pass
-            except grpc.aio.AioRpcError:
-                return
+            except grpc.aio.AioRpcError as error:
+                if self._tls is not None and "handshake" in str(error.details()).lower():
+                    reason = await ask(address, self._tls)
+                    _log.warning("peer not reached", address=address, reason=reason)
 
     async def refused(self, address: str) -> bool:
         host, _, port = address.rpartition(":")

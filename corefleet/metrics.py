@@ -177,7 +177,9 @@ def _start_secure(
     """
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     kind = type("Server", (_SecureServer,), {"address_family": family, "files": tls})
-    server = make_server(host, port, make_wsgi_app(registry), kind, handler_class=_Silent)
+    server: WSGIServer = make_server(
+        host, port, make_wsgi_app(registry), kind, handler_class=_Silent
+    )
     thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
     thread.start()
     return server, thread

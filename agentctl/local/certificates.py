@@ -12,6 +12,7 @@ from corefleet.config import TlsConfig
 from corefleet.identity import Identity, Role
 
 _HOSTS = ("127.0.0.1", "localhost")
+_LISTENING: tuple[Role, ...] = ("controld", "agentd", "nats", "etcd")
 
 
 class Pair(Protocol):
@@ -28,7 +29,7 @@ class Issuer(Protocol):
     """Who makes certificates."""
 
     @property
-    def ca_pem(self) -> bytes: ...
+    def bundle_pem(self) -> bytes: ...
 
     def issue(self, identity: Identity, hosts: Sequence[str] = ()) -> Pair:
         """Return a new certificate for `identity`, who listens on `hosts`."""
@@ -55,7 +56,7 @@ class Certificates:
 
     def trust(self, *issuers: Issuer) -> None:
         """Believe these, and nobody else."""
-        _replace(self._ca, b"".join(each.ca_pem for each in issuers))
+        _replace(self._ca, b"".join(each.bundle_pem for each in issuers))
 
     def reissue(self, issuer: Issuer) -> None:
         """Replace all that was issued."""
@@ -71,7 +72,7 @@ class Certificates:
         return self._directory / f"{identity.role}-{identity.name}"
 
     def _write(self, identity: Identity) -> None:
-        pair = self._issuer.issue(identity, _HOSTS)
+        pair = self._issuer.issue(identity, _HOSTS if identity.role in _LISTENING else ())
         stem = self._stem(identity)
         _replace(Path(f"{stem}.key"), pair.key_pem)
         _replace(Path(f"{stem}.pem"), pair.cert_pem)

@@ -105,6 +105,13 @@ class LeanClient(Client):
         writer = self._writer()
         return writer is not None and writer.get_extra_info("ssl_object") is not None
 
+    def note_tls(self) -> None:
+        """Tell asyncio of TLS, as nats-py does not: it warns when a connection ends otherwise."""
+        writer = self._writer()
+        protocol = None if writer is None else writer.transport.get_protocol()
+        if isinstance(protocol, asyncio.StreamReaderProtocol):
+            vars(protocol)["_over_ssl"] = True
+
     @property
     def asked_for_tls(self) -> bool:
         """Whether the server said that it speaks TLS only."""

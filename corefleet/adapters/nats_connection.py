@@ -89,6 +89,8 @@ class Connection:
                 raise Unavailable(
                     f"NATS at {url}: the server does not speak TLS, and `nats.tls` is set"
                 )
+            if tls is not None:
+                client.note_tls()
             _check_version(client, url)
         except (NatsError, OSError) as error:
             await connection.close(abort=True)

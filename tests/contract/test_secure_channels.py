@@ -43,7 +43,7 @@ class Certificates:
 
     def trust(self, *authorities: Authority) -> None:
         """Have servers and client believe these, and nobody else, once they read it."""
-        ca = b"".join(each.ca_pem for each in authorities)
+        ca = b"".join(each.bundle_pem for each in authorities)
         for files in (self.nats, self.etcd, self.ours):
             _replace(Path(files.ca), ca)
 

@@ -37,7 +37,7 @@ class Authority:
         builder = _builder(self._name, self._name, self._key, -1, 10).add_extension(
             x509.BasicConstraints(ca=True, path_length=0), critical=True
         )
-        self.ca_pem = _pem(builder.sign(self._key, hashes.SHA256()))
+        self.bundle_pem = _pem(builder.sign(self._key, hashes.SHA256()))
 
     def issue(
         self,
@@ -77,7 +77,7 @@ class Authority:
             key=str(directory / f"{identity.role}.key"),
         )
         issued = self.issue(identity, hosts)
-        Path(files.ca).write_bytes(b"".join(each.ca_pem for each in trusted or (self,)))
+        Path(files.ca).write_bytes(b"".join(each.bundle_pem for each in trusted or (self,)))
         Path(files.cert).write_bytes(issued.cert_pem)
         Path(files.key).write_bytes(issued.key_pem)
         return files

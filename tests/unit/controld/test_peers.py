@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
+import grpc.aio
 import pytest
+from structlog.testing import capture_logs
 
 from controld.cluster import Cluster
 from controld.gauges import make_gauges
@@ -19,11 +22,15 @@ from corefleet.background import Background
 from corefleet.bus import Incoming
 from corefleet.clock import SystemClock
 from corefleet.codec import decode, encode
+from corefleet.grpc_tls import server_credentials
+from corefleet.identity import Identity
 from corefleet.messages.records import ClusterSettings, ControldRegistration
 from corefleet.messages.wire import PeerSuspected
 from corefleet.metrics import Metrics
 from corefleet.store import Changes, Compare, Delete, Put
 from corefleet.subjects import CONTROLDS, PEERS, Layout, controld_key
+from corefleet.tls import TlsFiles
+from tests.servers.authority import Authority
 
 CLOCK = SystemClock()
 DEAD = ControldRegistration(controld="c2", address="10.0.0.2:7070", started_ms=1)
@@ -130,6 +137,23 @@ async def test_a_port_without_a_listener_refuses_and_ends_the_connection_at_once
         await server.wait_closed()
         assert await reach.refused(f"{host}:{port}")
         await reach.until_gone(f"{host}:{port}")
+
+
+async def test_a_peer_with_a_certificate_of_a_foreign_ca_is_told_of(tmp_path: Path) -> None:
+    foreign = Authority("foreign").write(tmp_path / "peer", Identity("controld", "c2"))
+    ours = Authority().write(tmp_path / "ours", Identity("controld", "c1"))
+    server = grpc.aio.server()
+    port = server.add_secure_port(
+        "127.0.0.1:0", server_credentials(TlsFiles(foreign.ca, foreign.cert, foreign.key))
+    )
+    await server.start()
+    with capture_logs() as logs:
+        async with asyncio.timeout(20):
+            await GrpcReach(TlsFiles.of(ours)).until_gone(f"127.0.0.1:{port}")
+    await server.stop(None)
+    assert [log["reason"] for log in logs] == [
+        f"the certificate of 127.0.0.1:{port} is not signed by {ours.ca}"
+    ]
 
 
 def membership(

@@ -98,8 +98,10 @@ def test_one_that_expires_soon_is_warned_of_once_a_day(
     assert [log["event"] for log in logs] == ["certificate expires soon"]
 
 
-def replace(named: TlsConfig, authority: Authority, **valid: float) -> None:
-    issued = authority.issue(NODE, **valid)
+def replace(
+    named: TlsConfig, authority: Authority, since_days: float = -1, days: float = 30
+) -> None:
+    issued = authority.issue(NODE, since_days=since_days, days=days)
     for path, content in ((named.key, issued.key_pem), (named.cert, issued.cert_pem)):
         new = Path(f"{path}.new")
         new.write_bytes(content)
