@@ -27,12 +27,13 @@ from agentd.probes import discover
 from agentd.replica_setup import make_replicas
 from agentd.requirements import wants_numa
 from agentd.rooms import Rooms, make_rooms
-from agentd.settings import check_config, overrides_of, plan_settings
+from agentd.settings import channels_of, check_config, overrides_of, plan_settings
 from corefleet import config as configuration
 from corefleet import event_loop, logs, metrics, program
 from corefleet.adapters.nats_bus import NatsBus
 from corefleet.adapters.nats_log import NatsLog
 from corefleet.background import Background
+from corefleet.channels import warn_of_plain_text
 from corefleet.clock import SystemClock
 from corefleet.config import AgentdConfig
 from corefleet.errors import (
@@ -99,6 +100,7 @@ def main(
     if check_only:
         return
     logs.configure(config.log, "agentd", node=config.node_id)
+    warn_of_plain_text(channels_of(config))
     with event_loop.runner() as runner:
         try:
             runner.run(run(config, topology, start_timeout))

@@ -7,6 +7,7 @@ from agentd.core.cpulist import parse_list
 from agentd.core.plan import PlanSettings
 from agentd.core.topology import Overrides
 from agentd.requirements import REQUIREMENTS
+from corefleet.channels import Channel, check_channels
 from corefleet.config import AgentdConfig, PlanConfig
 from corefleet.errors import ConfigError, InvalidInput
 from corefleet.ids import check_name
@@ -51,6 +52,19 @@ def check_config(config: AgentdConfig, where: str) -> None:
             f"{where}: `engine.batch_tokens`: {config.engine.batch_tokens}; expected more than "
             f"`engine.max_sequences` ({config.engine.max_sequences})"
         )
+    try:
+        check_channels(config.insecure, channels_of(config))
+    except InvalidInput as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def channels_of(config: AgentdConfig) -> tuple[Channel, ...]:
+    """Return what an agentd serves and connects to; probes carry no secret and have no TLS."""
+    metrics = (config.metrics,) if config.metrics else ()
+    return (
+        Channel("metrics", metrics, "tls", config.tls),
+        Channel("nats.servers", config.nats.servers, "nats.tls", config.nats.tls),
+    )
 
 
 def _check_shares(config: AgentdConfig, where: str) -> None:

@@ -13,13 +13,14 @@ from controld.api.server import PortInUse
 from controld.cluster import Cluster
 from controld.parts import Parts
 from controld.registry import Registry
-from controld.settings import check_config, cluster_settings
+from controld.settings import channels_of, check_config, cluster_settings
 from corefleet import config as configuration
 from corefleet import event_loop, logs, program
 from corefleet.adapters.etcd_store import EtcdStore
 from corefleet.adapters.nats_bus import NatsBus
 from corefleet.adapters.nats_log import NatsLog
 from corefleet.background import Background, stop
+from corefleet.channels import warn_of_plain_text
 from corefleet.clock import SystemClock
 from corefleet.config import ControldConfig
 from corefleet.errors import (
@@ -70,6 +71,7 @@ def main(path: Path, controld: str, listen: str, start_timeout: float, check_onl
     if check_only:
         return
     logs.configure(config.log, "controld", controld=config.id)
+    warn_of_plain_text(channels_of(config))
     with event_loop.runner() as runner:
         try:
             runner.run(run(config, start_timeout))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import structlog
 
+from corefleet.channels import Channel, check_channels
 from corefleet.codec import decode, encode
 from corefleet.config import ControldConfig
 from corefleet.errors import ConfigError, InvalidInput, Unavailable
@@ -45,8 +46,20 @@ def check_config(config: ControldConfig, where: str) -> None:
                 "liveness.lost_after_s", times.lost_after_s,
                 "beat_interval_s < suspect_after_s < lost_after_s",
             )  # fmt: skip
+        check_channels(config.insecure, channels_of(config))
     except InvalidInput as error:
         raise ConfigError(f"{where}: {error}") from error
+
+
+def channels_of(config: ControldConfig) -> tuple[Channel, ...]:
+    """Return what a controld listens on and connects to, and what secures it."""
+    return (
+        *(Channel(key, (address,) if address else (), "tls", config.tls) for key, address in (
+            ("listen", config.listen), ("advertise", config.advertise), ("metrics", config.metrics),
+        )),
+        Channel("nats.servers", config.nats.servers, "nats.tls", config.nats.tls),
+        Channel("etcd.endpoints", config.etcd.endpoints, "etcd.tls", config.etcd.tls),
+    )  # fmt: skip
 
 
 async def cluster_settings(store: Store, wanted: ClusterSettings) -> ClusterSettings:

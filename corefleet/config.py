@@ -48,6 +48,11 @@ class EtcdConfig(Section, frozen=True):
     tls: TlsConfig | None = None
 
 
+Insecure = bool | Literal["any-address"]
+"""Whether a channel may be without TLS: `true` on loopback addresses; `"any-address"` on all,
+for closed networks of test machines."""
+
+
 class LogConfig(Section, frozen=True):
     """`auto` writes journal fields when stderr is the journal, else for the console."""
 
@@ -105,6 +110,7 @@ class ControldConfig(Section, frozen=True, kw_only=True):
     """host:port of the Prometheus endpoint; '' serves none."""
     tls: TlsConfig | None = None
     """For `listen`, for calls to other controlds, and for `metrics`."""
+    insecure: Insecure = False
     lease_ttl_s: float = 3.0
     nats: NatsConfig = NatsConfig()
     etcd: EtcdConfig = EtcdConfig()
@@ -205,6 +211,7 @@ class AgentdConfig(Section, frozen=True, kw_only=True):
     """host:port of the Prometheus endpoint; '' serves none."""
     tls: TlsConfig | None = None
     """For `metrics`."""
+    insecure: Insecure = False
     cpus: str = ""
     """CPU list to use instead of all that are allowed, e.g. `0-3`."""
     domains: tuple[int, ...] = ()

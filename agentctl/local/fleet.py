@@ -291,7 +291,7 @@ class LocalFleet:
 
     def _tls(self, role: Role, name: str, *keys: str) -> str:
         if self.certificates is None:
-            return ""
+            return "insecure = true\n"
         files = self.certificates.files(role, name)
         return "".join(tls_lines(key, files) for key in keys)
 

@@ -347,6 +347,7 @@ class Plant:
         return self._write(
             f"{host}.toml",
             f'id = "{host}"\nlisten = "{self.lan.address(host)}:7070"\n'
+            'insecure = "any-address"\n'
             f"nats.servers = {json.dumps(self.nats_urls)}\n"
             f"etcd.endpoints = {json.dumps(endpoints)}\n"
             f"cluster.shards = {CLUSTER.shards}\ncluster.streams = {CLUSTER.streams}\n"
@@ -359,6 +360,7 @@ class Plant:
         return self._write(
             f"{host}.toml",
             f'node_id = "{host}"\nrack = "{NODES[host]}"\ncpus = "{cpu}"\n'
+            'insecure = "any-address"\n'
             f"data_dir = {json.dumps(str(self.data / host))}\n"
             f'probe_listen = "{self.lan.address(host)}:0"\n'
             f"nats.servers = {json.dumps(self.nats_urls)}\n",

@@ -46,7 +46,7 @@ def config(port: int, extra: str = "") -> str:
     text = (ROOT / "configs" / "agentd.production.toml").read_text()
     kept = text.partition("models =")[0].replace("node-0001", NODE).replace("rack-01", "rack0")
     return (
-        f'{kept}\n{extra}\n[nats]\nservers = ["nats://{HOST_ADDRESS}:{port}"]\n'
+        f'{kept}\ninsecure = "any-address"\n{extra}\n[nats]\nservers = ["nats://{HOST_ADDRESS}:{port}"]\n'
         "connect_timeout_s = 10.0\n"
         "[bandwidth]\ninterval_s = 2.0\ncanary_every_s = 10.0\n"
         "[plan]\nworker_memory_floor_bytes = 33554432\n"

@@ -47,7 +47,7 @@ class Unit:
         socket = run / "beat.sock"
         self.config.write_text(
             f'node_id = "n1"\ndata_dir = "{directory / "data"}"\n'
-            f'run_dir = "{run}"\nheartbeat_socket = "{socket}"\n'
+            f'insecure = true\nrun_dir = "{run}"\nheartbeat_socket = "{socket}"\n'
             f'[nats]\nservers = ["{url}"]\n[log]\nformat = "json"\n'
         )
         self._socket = socket

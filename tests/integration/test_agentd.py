@@ -80,7 +80,7 @@ async def spawn(config: str, directory: Path, *arguments: str) -> asyncio.subpro
 
 def config_for(url: str, directory: Path) -> str:
     return (
-        f'node_id = "n1"\ndata_dir = "{directory / "data"}"\n'
+        f'node_id = "n1"\ninsecure = true\ndata_dir = "{directory / "data"}"\n'
         f'[nats]\nservers = ["{url}"]\n[log]\nformat = "json"\n'
     )
 
@@ -393,7 +393,9 @@ async def test_a_dead_heartbeat_program_is_replaced(
 async def test_a_wrong_configuration_is_one_line_and_exit_code_2(
     tmp_path: Path, change: str, said: str
 ) -> None:
-    head = f'data_dir = "{tmp_path}"\n' + ("" if "node_id =" in change else 'node_id = "n1"\n')
+    head = f'data_dir = "{tmp_path}"\ninsecure = true\n' + (
+        "" if "node_id =" in change else 'node_id = "n1"\n'
+    )
     process = await spawn(head + change, tmp_path)
     out, err = await process.communicate()
     assert process.returncode == 2

@@ -23,6 +23,7 @@ def controld_toml(
     return f"""
 id = "{name}"
 listen = "127.0.0.1:0"
+insecure = true
 lease_ttl_s = {lease_ttl_s}
 
 [nats]

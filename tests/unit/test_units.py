@@ -13,6 +13,7 @@ import pytest
 
 from agentd.core.health_samples import HealthSettings
 from agentd.requirements import REQUIREMENTS
+from agentd.settings import check_config as check_agentd
 from controld.settings import check_config
 from corefleet import config as configuration
 from corefleet.config import AgentdConfig, ControldConfig
@@ -59,6 +60,10 @@ def only(options: Options, key: str) -> str:
 
 def production() -> AgentdConfig:
     return configuration.load(ROOT / "configs" / "agentd.production.toml", AgentdConfig)
+
+
+def test_the_example_of_production_is_possible() -> None:
+    check_agentd(production(), "agentd.production.toml")
 
 
 @pytest.fixture

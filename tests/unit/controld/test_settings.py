@@ -13,7 +13,7 @@ from corefleet.messages.records import ClusterSettings
 
 
 def test_the_defaults_are_possible() -> None:
-    check_config(parse('id = "c1"', ControldConfig, "t"), "t")
+    check_config(parse('id = "c1"\ninsecure = true', ControldConfig, "t"), "t")
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,13 @@ def test_the_defaults_are_possible() -> None:
         ('id = "c"\n[drains]\nmax_share = 1.5', "drains.max_share"),
         ('id = "c"\n[nats]\nservers = []', "nats.servers"),
         ('id = "c"\n[etcd]\nendpoints = []', "etcd.endpoints"),
+        ('id = "c"', "tls"),
+        ('id = "c"\ninsecure = true\nlisten = "10.0.0.1:7070"', "listen"),
+        ('id = "c"\ninsecure = true\nadvertise = "c1:7070"', "advertise"),
+        ('id = "c"\ninsecure = true\nmetrics = "0.0.0.0:9100"', "metrics"),
+        ('id = "c"\ninsecure = true\n[nats]\nservers = ["nats://n1:4222"]', "nats.servers"),
+        ('id = "c"\ninsecure = true\n[etcd]\nendpoints = ["e1:2379"]', "etcd.endpoints"),
+        ('id = "c"\ntls = { ca = "/a", cert = "/b", key = "/c" }', "nats.tls"),
     ],
 )
 def test_an_impossible_value_is_named(text: str, field: str) -> None:
