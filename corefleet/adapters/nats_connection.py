@@ -85,12 +85,8 @@ class Connection:
                 )
             if not client.is_connected:
                 raise ConnectionResetError("the server closed the connection")
-            if tls is not None and not client.secured:
-                raise Unavailable(
-                    f"NATS at {url}: the server does not speak TLS, and `nats.tls` is set"
-                )
             if tls is not None:
-                client.note_tls()
+                _check_secured(client, url)
             _check_version(client, url)
         except (NatsError, OSError) as error:
             await connection.close(abort=True)
@@ -191,6 +187,13 @@ async def _reason(error: Exception, url: str, client: LeanClient, tls: TlsFiles 
         # What was written to a server that had refused us by then hides why.
         told = await ask(address, tls, greeted=True)
     return told or why(error, address, tls)
+
+
+def _check_secured(client: LeanClient, url: str) -> None:
+    """Raise Unavailable for a server in plain text, to which nats-py connects all the same."""
+    if not client.secured:
+        raise Unavailable(f"NATS at {url}: the server does not speak TLS, and `nats.tls` is set")
+    client.note_tls()
 
 
 def _check_version(client: Client, url: str) -> None:
