@@ -225,9 +225,8 @@ class Endpoints:
             self._check_open()
             for task in done:
                 if task.cancelled():
-                    # Another call took up new certificates meanwhile.
-                    waiting.pop(task)
-                    continue
+                    # Another call took up new certificates meanwhile, or the store was closed.
+                    return await self.ready(deadline)
                 task.result()
                 return self._prefer(waiting[task])
         addresses = ", ".join(
