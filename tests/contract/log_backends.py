@@ -11,7 +11,7 @@ from corefleet.adapters.memory_log import MemoryLog
 from corefleet.adapters.nats_bus import NatsBus
 from corefleet.adapters.nats_log import NatsLog
 from corefleet.bus import Bus, Log
-from corefleet.config import NatsConfig
+from corefleet.config import NatsConfig, TlsConfig
 
 T = TypeVar("T")
 
@@ -57,13 +57,14 @@ class MemoryBackend:
 
 
 class NatsBackend:
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, tls: TlsConfig | None = None) -> None:
         self._url = url
+        self._tls = tls
         self._buses: list[NatsBus] = []
         self._errors = Errors()
 
     async def bus(self, on_error: Callable[[Exception], None] | None = None) -> NatsBus:
-        bus = await connect(self._url, on_error or self._errors)
+        bus = await connect(self._url, on_error or self._errors, self._tls)
         self._buses.append(bus)
         return bus
 
@@ -76,8 +77,10 @@ class NatsBackend:
         assert self._errors.seen == []
 
 
-async def connect(url: str, on_error: Callable[[Exception], None]) -> NatsBus:
-    return await NatsBus.connect(NatsConfig(servers=(url,)), "contract test", on_error)
+async def connect(
+    url: str, on_error: Callable[[Exception], None], tls: TlsConfig | None = None
+) -> NatsBus:
+    return await NatsBus.connect(NatsConfig(servers=(url,), tls=tls), "contract test", on_error)
 
 
 class Collected(Generic[T]):

@@ -7,14 +7,15 @@ from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack
 from typing import Protocol
 
-import grpc.aio
 from etcd.api.etcdserverpb import rpc_pb2, rpc_pb2_grpc
 
 from corefleet.adapters.etcd_store import EtcdStore
 from corefleet.adapters.memory_store import MemoryStore
 from corefleet.clock import ManualClock, SystemClock
-from corefleet.config import EtcdConfig
+from corefleet.config import EtcdConfig, TlsConfig
+from corefleet.grpc_tls import open_channel
 from corefleet.store import Change, Changes, Lease, Resync, Store
+from corefleet.tls import TlsFiles
 
 
 class Backend(Protocol):
@@ -55,14 +56,16 @@ class MemoryBackend:
 
 
 class EtcdBackend:
-    def __init__(self, endpoint: str, stack: AsyncExitStack) -> None:
+    def __init__(self, endpoint: str, stack: AsyncExitStack, tls: TlsConfig | None = None) -> None:
         self.endpoint = endpoint
         self.stack = stack
-        self.channel = grpc.aio.insecure_channel(endpoint)
+        self.tls = tls
+        files = TlsFiles.of(tls)
+        self.channel = open_channel(endpoint, files.current() if files else None, ())
         stack.push_async_callback(self.channel.close, None)
 
     async def client(self) -> Store:
-        store = await EtcdStore.connect(EtcdConfig(endpoints=(self.endpoint,)))
+        store = await EtcdStore.connect(EtcdConfig(endpoints=(self.endpoint,), tls=self.tls))
         self.stack.push_async_callback(store.close)
         return store
 

@@ -20,6 +20,7 @@ from corefleet.errors import (
     Timeout,
     Unavailable,
 )
+from tests.contract.conftest import Secured
 from tests.contract.log_backends import (
     Backend,
     Collected,
@@ -40,9 +41,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
         yield running
 
 
-@pytest.fixture(params=["memory", "nats"])
-async def backend(request: pytest.FixtureRequest, server: NatsServer) -> AsyncIterator[Backend]:
-    made: Backend = MemoryBackend() if request.param == "memory" else NatsBackend(server.url)
+@pytest.fixture(params=["memory", "nats", "nats over TLS"])
+async def backend(
+    request: pytest.FixtureRequest, server: NatsServer, secure_nats: Secured
+) -> AsyncIterator[Backend]:
+    made: Backend = MemoryBackend()
+    if request.param == "nats":
+        made = NatsBackend(server.url)
+    elif request.param == "nats over TLS":
+        made = NatsBackend(secure_nats.address, secure_nats.tls)
     yield made
     await made.close()
 

@@ -21,6 +21,7 @@ from corefleet.errors import (
     Unavailable,
 )
 from corefleet.messages.records import ClusterSettings
+from tests.contract.conftest import Secured
 from tests.contract.log_backends import (
     Backend,
     Collected,
@@ -51,9 +52,15 @@ def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
         yield running
 
 
-@pytest.fixture(params=["memory", "nats"])
-async def backend(request: pytest.FixtureRequest, server: NatsServer) -> AsyncIterator[Backend]:
-    made: Backend = MemoryBackend() if request.param == "memory" else NatsBackend(server.url)
+@pytest.fixture(params=["memory", "nats", "nats over TLS"])
+async def backend(
+    request: pytest.FixtureRequest, server: NatsServer, secure_nats: Secured
+) -> AsyncIterator[Backend]:
+    made: Backend = MemoryBackend()
+    if request.param == "nats":
+        made = NatsBackend(server.url)
+    elif request.param == "nats over TLS":
+        made = NatsBackend(secure_nats.address, secure_nats.tls)
     yield made
     await made.close()
 

@@ -14,6 +14,7 @@ from corefleet.adapters.memory_store import MemoryStore
 from corefleet.clock import SystemClock
 from corefleet.errors import InvalidInput, NotFound, Unavailable
 from corefleet.store import Change, Changes, Compare, Delete, Put, Resync, Store
+from tests.contract.conftest import Secured
 from tests.contract.store_backends import (
     Backend,
     EtcdBackend,
@@ -34,14 +35,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
         yield running
 
 
-@pytest.fixture(params=["memory", "etcd"])
-async def backend(request: pytest.FixtureRequest, server: EtcdServer) -> AsyncIterator[Backend]:
+@pytest.fixture(params=["memory", "etcd", "etcd over TLS"])
+async def backend(
+    request: pytest.FixtureRequest, server: EtcdServer, secure_etcd: Secured
+) -> AsyncIterator[Backend]:
     async with AsyncExitStack() as stack:
         stack.push_async_callback(calls_have_ended)
         if request.param == "memory":
             yield MemoryBackend()
-        else:
+        elif request.param == "etcd":
             yield EtcdBackend(server.endpoint, stack)
+        else:
+            yield EtcdBackend(secure_etcd.address, stack, secure_etcd.tls)
 
 
 @pytest.fixture

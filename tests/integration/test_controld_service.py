@@ -59,7 +59,7 @@ async def test_a_configuration_is_checked_without_starting_anything(tmp_path: Pa
         )
         return await asyncio.wait_for(process.wait(), 60)
 
-    assert await check("controld", 'id = "c1"\n') == 0
+    assert await check("controld", 'id = "c1"\ninsecure = true\n') == 0
     assert await check("controld", 'id = "c1"\nlease_ttl = 3\n') == 2
-    assert await check("agentd", f'node_id = "n1"\ndata_dir = "{tmp_path}"\n') == 0
+    assert await check("agentd", f'insecure = true\nnode_id = "n1"\ndata_dir = "{tmp_path}"\n') == 0
     assert await check("agentd", f'node_id = "n 1"\ndata_dir = "{tmp_path}"\n') == 2
