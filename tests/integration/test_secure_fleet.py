@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentctl.local.certificates import Certificates
+from agentctl.local.certificates import Pair
 from agentctl.local.fleet import FleetPlan, LocalFleet
 from corefleet.adapters.etcd_store import EtcdStore
 from corefleet.adapters.nats_bus import NatsBus
@@ -16,6 +16,7 @@ from corefleet.client import Client
 from corefleet.config import EtcdConfig, NatsConfig, TlsConfig, load_pools
 from corefleet.errors import Unavailable
 from corefleet.identity import Identity
+from corefleet.pki import CertificateAuthority
 from corefleet.tls import TlsFiles
 from tests.contract.log_backends import Errors
 from tests.servers.authority import Authority
@@ -27,14 +28,14 @@ REFUSED_S = 1.0
 
 
 @pytest.fixture
-def old() -> Authority:
-    return Authority("old CA")
+def authority(tmp_path: Path) -> CertificateAuthority:
+    return CertificateAuthority.create(tmp_path / "ca")
 
 
 @pytest.fixture
-async def fleet(old: Authority, tmp_path: Path) -> AsyncIterator[LocalFleet]:
+async def fleet(authority: CertificateAuthority, tmp_path: Path) -> AsyncIterator[LocalFleet]:
     pools = tuple(pool for pool in load_pools(HERE / "pools.toml") if pool.name == "counter")
-    plan = FleetPlan(data=tmp_path / "fleet", nodes=1, port=0, pools=pools, tls=old)
+    plan = FleetPlan(data=tmp_path / "fleet", nodes=1, port=0, pools=pools, tls=authority)
     async with LocalFleet(plan) as running:
         yield running
 
@@ -68,15 +69,15 @@ class Work:
 
 
 async def test_a_ca_is_replaced_while_tasks_go_on_and_the_old_one_is_refused(
-    fleet: LocalFleet, old: Authority, tmp_path: Path
+    fleet: LocalFleet, authority: CertificateAuthority, tmp_path: Path
 ) -> None:
-    certificates, new = fleet.certificates, Authority("new CA")
-    assert certificates is not None
+    left_over = authority.issue(Identity("controld", "c3"), ["127.0.0.1"])
+    foreign = Authority("foreign CA").issue(Identity("controld", "c4"))
     async with fleet.client() as client:
         work = Work(client)
         working = asyncio.create_task(work.run())
         await work.goes_on()
-        await rotate(fleet, certificates, old, new, work)
+        await rotate(fleet, authority, work)
         # Every connection to NATS is made anew with what the files hold now.
         await fleet.restart_nats()
         await work.goes_on()
@@ -84,8 +85,8 @@ async def test_a_ca_is_replaced_while_tasks_go_on_and_the_old_one_is_refused(
         await working
     assert work.outputs == [f"task {number}" for number in range(len(work.outputs))]
 
-    for name, authority in (("left-over", old), ("foreign", Authority("foreign CA"))):
-        strange = authority.write(tmp_path / name, Identity("controld", "c1"), trusted=[new])
+    for number, pair in enumerate((left_over, foreign)):
+        strange = written(tmp_path / f"strange-{number}", pair, authority.bundle_pem)
         with pytest.raises(Unavailable, match=r"refuses us|closes the connection"):
             await call(fleet, strange)
         with pytest.raises(Unavailable, match="refuses us"):
@@ -98,21 +99,35 @@ async def test_a_ca_is_replaced_while_tasks_go_on_and_the_old_one_is_refused(
         await call(fleet, None)
 
 
-async def rotate(
-    fleet: LocalFleet, certificates: Certificates, old: Authority, new: Authority, work: Work
-) -> None:
+async def rotate(fleet: LocalFleet, authority: CertificateAuthority, work: Work) -> None:
     """Trust both, reissue, drop the old. etcd learns of a CA by a restart only."""
-    certificates.trust(old, new)
+    certificates = fleet.certificates
+    assert certificates is not None
+    authority.rotate("begin")
+    certificates.trust(authority)
     fleet.reload_nats()
     await fleet.restart_etcd()
     await work.goes_on()
-    certificates.reissue(new)
+    authority.rotate("switch")
+    certificates.reissue(authority)
     fleet.reload_nats()
     await work.goes_on()
-    certificates.trust(new)
+    # One certificate of the old CA is left over, which is what this is to make useless.
+    authority.rotate("finish", force=True)
+    certificates.trust(authority)
     fleet.reload_nats()
     await fleet.restart_etcd()
     await work.goes_on()
+
+
+def written(directory: Path, pair: Pair, ca: bytes) -> TlsConfig:
+    """Write what a stranger shows, who believes the fleet."""
+    directory.mkdir()
+    contents = {"ca.pem": ca, "own.pem": pair.cert_pem, "own.key": pair.key_pem}
+    for name, content in contents.items():
+        (directory / name).write_bytes(content)
+    paths = [str(directory / name) for name in contents]
+    return TlsConfig(ca=paths[0], cert=paths[1], key=paths[2])
 
 
 async def call(fleet: LocalFleet, tls: TlsConfig | None) -> None:
