@@ -73,6 +73,7 @@ async def test_a_ca_is_replaced_while_tasks_go_on_and_the_old_one_is_refused(
 ) -> None:
     left_over = authority.issue(Identity("controld", "c3"), ["127.0.0.1"])
     foreign = Authority("foreign CA").issue(Identity("controld", "c4"))
+    strangers: tuple[Pair, ...] = (left_over, foreign)
     async with fleet.client() as client:
         work = Work(client)
         working = asyncio.create_task(work.run())
@@ -85,7 +86,7 @@ async def test_a_ca_is_replaced_while_tasks_go_on_and_the_old_one_is_refused(
         await working
     assert work.outputs == [f"task {number}" for number in range(len(work.outputs))]
 
-    for number, pair in enumerate((left_over, foreign)):
+    for number, pair in enumerate(strangers):
         strange = written(tmp_path / f"strange-{number}", pair, authority.bundle_pem)
         with pytest.raises(Unavailable, match=r"refuses us|closes the connection"):
             await call(fleet, strange)

@@ -45,6 +45,11 @@ class Tasks(FakeTasks):
         yield tasks_pb2.TaskEvent(task=request.task, finished=tasks_pb2.Task(task=request.task))
 
 
+@pytest.fixture(autouse=True)
+def files_are_looked_at_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("corefleet.tls.LOOK_EVERY_S", 0.0)
+
+
 @pytest.fixture(scope="module")
 def authority() -> Authority:
     return Authority()
@@ -136,9 +141,7 @@ async def test_a_ca_is_replaced_in_three_passes_and_no_call_is_broken(
     ours: TlsFiles,
     authority: Authority,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("corefleet.tls.LOOK_EVERY_S", 0.0)
     new = Authority("new CA")
     tasks = Tasks()
     address = await serve(served, tasks)
@@ -158,6 +161,7 @@ async def test_a_ca_is_replaced_in_three_passes_and_no_call_is_broken(
             replace(signing, *trusted)
             await client.get(TASK)
         assert tasks.callers == [ALICE] * 3
+        assert (served.current().number, ours.current().number) == (4, 4)
         tasks.go_on.set()
         assert (await anext(watching)).HasField("finished")
     former = opened(authority, tmp_path / "former", ALICE, trusted=[new])
