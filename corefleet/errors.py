@@ -52,6 +52,14 @@ class NoResponders(Unavailable):
     """Nobody listens on the subject: the request had no effect."""
 
 
+class Unauthenticated(CorefleetError):
+    """The server does not know who calls: the message says what is missing or wrong."""
+
+
+class PermissionDenied(CorefleetError):
+    """Who calls is known and may not do this; names who, verb and pool."""
+
+
 class Fenced(CorefleetError):
     """An expectation on a sequence or revision failed: somebody else wrote first."""
 

@@ -13,7 +13,9 @@ from corefleet.errors import (
     Exhausted,
     InvalidInput,
     NotFound,
+    PermissionDenied,
     Timeout,
+    Unauthenticated,
     Unavailable,
 )
 from corefleet.rpc import tasks_pb2
@@ -58,6 +60,10 @@ def _error(code: int, message: str, field: str, pause_s: float) -> CorefleetErro
             return NotFound(message)
         case code_pb2.ALREADY_EXISTS | code_pb2.FAILED_PRECONDITION:
             return Conflict(message)
+        case code_pb2.UNAUTHENTICATED:
+            return Unauthenticated(message)
+        case code_pb2.PERMISSION_DENIED:
+            return PermissionDenied(message)
         case code_pb2.RESOURCE_EXHAUSTED:
             return Exhausted(message, pause_s or _DEFAULT_PAUSE_S)
         case code_pb2.DEADLINE_EXCEEDED:

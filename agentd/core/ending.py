@@ -34,6 +34,8 @@ def result_of(
         finished_ms=now_ms,
         steps=tuple(_short(step) for step in (*committed, *finish.steps)),
         digest=record.digest,
+        tenant=record.tenant,
+        submitted_by=record.submitted_by,
     )
 
 

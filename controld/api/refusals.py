@@ -19,7 +19,9 @@ from corefleet.errors import (
     Incompatible,
     InvalidInput,
     NotFound,
+    PermissionDenied,
     StoreFull,
+    Unauthenticated,
     Unavailable,
 )
 from corefleet.rpc import tasks_pb2
@@ -43,6 +45,8 @@ _CODES: tuple[tuple[type[CorefleetError], int], ...] = (
     (Unavailable, code_pb2.UNAVAILABLE),
     (Fenced, code_pb2.ABORTED),
     (Incompatible, code_pb2.FAILED_PRECONDITION),
+    (Unauthenticated, code_pb2.UNAUTHENTICATED),
+    (PermissionDenied, code_pb2.PERMISSION_DENIED),
 )
 
 
@@ -52,6 +56,11 @@ def code_of(error: CorefleetError) -> int:
         if isinstance(error, kind):
             return int(code)
     return int(code_pb2.INTERNAL)
+
+
+def name_of(error: CorefleetError) -> str:
+    """Return the name of the gRPC status code that stands for `error`."""
+    return code_pb2.Code.Name(code_of(error))
 
 
 def field_of(error: CorefleetError) -> str:

@@ -66,6 +66,7 @@ def _fill_ended(made: tasks_pb2.Task, result: ResultRecord) -> None:
     made.finished_ms = result.finished_ms
     made.output = result.output
     made.reason = result.why
+    made.submitted_by = result.submitted_by
     if result.failure is not None:
         made.failure.code = result.failure.code
         made.failure.message = result.failure.message
@@ -97,6 +98,7 @@ def live_task(
         failure=failure(record.failure),
         reason=reason or record.why,
         steps=[step(each) for each in steps if each.kind not in _INNER],
+        submitted_by=record.submitted_by,
     )
 
 

@@ -163,6 +163,8 @@ class Ending:
             created_ms=final.created_ms,
             finished_ms=state.wall_ms,
             digest=final.digest,
+            tenant=final.tenant,
+            submitted_by=final.submitted_by,
         )
         task.end = EndTask(final, task.revision, result)
         state.clear_timer(task)

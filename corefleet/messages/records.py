@@ -120,6 +120,9 @@ class TaskRecord(Record, frozen=True):
     """Set while the task is being ended; every rewrite of the record keeps it."""
     digest: bytes = b""
     """Of what was asked: tells a repeated submission from another one with its request id."""
+    submitted_by: str = ""
+    """Who asked for it, by certificate or token, as the audit log names them; '' where nobody
+    is known, and for what an agent sent: its request id names the task then."""
 
 
 class Step(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -203,6 +206,8 @@ class ResultRecord(Record, frozen=True):
     steps: tuple[Step, ...] = ()
     digest: bytes = b""
     """The record's."""
+    tenant: str = ""
+    submitted_by: str = ""
 
 
 class RequestRecord(Record, frozen=True):

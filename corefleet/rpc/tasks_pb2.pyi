@@ -169,7 +169,7 @@ class ListReply(_message.Message):
     def __init__(self, tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("task", "pool", "session", "request_id", "state", "attempt", "node", "domain", "created_ms", "finished_ms", "output", "failure", "reason", "steps")
+    __slots__ = ("task", "pool", "session", "request_id", "state", "attempt", "node", "domain", "created_ms", "finished_ms", "output", "failure", "reason", "steps", "submitted_by")
     TASK_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
@@ -184,6 +184,7 @@ class Task(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    SUBMITTED_BY_FIELD_NUMBER: _ClassVar[int]
     task: str
     pool: str
     session: str
@@ -198,7 +199,8 @@ class Task(_message.Message):
     failure: Failure
     reason: str
     steps: _containers.RepeatedCompositeFieldContainer[Step]
-    def __init__(self, task: _Optional[str] = ..., pool: _Optional[str] = ..., session: _Optional[str] = ..., request_id: _Optional[str] = ..., state: _Optional[_Union[TaskState, str]] = ..., attempt: _Optional[int] = ..., node: _Optional[str] = ..., domain: _Optional[int] = ..., created_ms: _Optional[int] = ..., finished_ms: _Optional[int] = ..., output: _Optional[str] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., reason: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ...) -> None: ...
+    submitted_by: str
+    def __init__(self, task: _Optional[str] = ..., pool: _Optional[str] = ..., session: _Optional[str] = ..., request_id: _Optional[str] = ..., state: _Optional[_Union[TaskState, str]] = ..., attempt: _Optional[int] = ..., node: _Optional[str] = ..., domain: _Optional[int] = ..., created_ms: _Optional[int] = ..., finished_ms: _Optional[int] = ..., output: _Optional[str] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., reason: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ..., submitted_by: _Optional[str] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("code", "message")

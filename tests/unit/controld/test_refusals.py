@@ -17,8 +17,10 @@ from corefleet.errors import (
     Exhausted,
     InvalidInput,
     NotFound,
+    PermissionDenied,
     StoreFull,
     Timeout,
+    Unauthenticated,
     Unavailable,
 )
 
@@ -31,6 +33,8 @@ CASES: list[tuple[CorefleetError, int, type[CorefleetError]]] = [
     (Exhausted("too much", 1.5), code_pb2.RESOURCE_EXHAUSTED, Exhausted),
     (StoreFull("no room"), code_pb2.RESOURCE_EXHAUSTED, Exhausted),
     (Timeout("no answer"), code_pb2.UNAVAILABLE, Unavailable),
+    (Unauthenticated("no token"), code_pb2.UNAUTHENTICATED, Unauthenticated),
+    (PermissionDenied("a may not b"), code_pb2.PERMISSION_DENIED, PermissionDenied),
     (CorruptRecord("bytes"), code_pb2.INTERNAL, CorefleetError),
 ]
 

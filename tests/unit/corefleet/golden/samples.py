@@ -172,6 +172,7 @@ _record = TaskRecord(
     failure=_failure,
     ending=_ending,
     digest=bytes(range(4)),
+    submitted_by="client/batch",
 )
 _head = SessionHead(
     pool="support",
@@ -204,6 +205,8 @@ _result = ResultRecord(
     finished_ms=NOW_MS + 2000,
     steps=(_step,),
     digest=bytes(range(4)),
+    tenant="acme",
+    submitted_by="client/batch",
 )
 _tool = ToolSpec(name="pay", source="shop.tools:pay", at_most_once=True, timeout_s=5.5)
 _pool = PoolSpec(
