@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import structlog
 
+from controld.core.grants import ALL, TASK_VERBS, VERBS, Grant
 from corefleet.channels import Channel, check_channels
 from corefleet.codec import decode, encode
-from corefleet.config import ControldConfig
+from corefleet.config import AuthConfig, ControldConfig, GrantConfig
 from corefleet.errors import ConfigError, InvalidInput, Unavailable
 from corefleet.ids import check_name
 from corefleet.messages.records import ClusterSettings
 from corefleet.store import Compare, Put, Store
 from corefleet.subjects import SETTINGS, Layout
+
+_MAX_LEEWAY_S = 300.0
 
 _log = structlog.get_logger(__name__)
 
@@ -40,6 +43,7 @@ def check_config(config: ControldConfig, where: str) -> None:
             )
         if not 0 <= config.drains.max_share <= 1:
             raise InvalidInput("drains.max_share", config.drains.max_share, "0 to 1")
+        _check_auth(config.auth)
         times = config.liveness
         if not times.beat_interval_s < times.suspect_after_s < times.lost_after_s:
             raise InvalidInput(
@@ -84,6 +88,58 @@ async def cluster_settings(store: Store, wanted: ClusterSettings) -> ClusterSett
             configuration=wanted,
         )
     return settings
+
+
+def grant_of(config: GrantConfig) -> Grant:
+    """Return the grant that a table `[[auth.grants]]` describes."""
+    return Grant(
+        identities=config.identities,
+        subjects=config.subjects,
+        groups=config.groups,
+        verbs=config.verbs,
+        pools=config.pools,
+        tenants=config.tenants,
+    )
+
+
+def _check_auth(auth: AuthConfig) -> None:
+    tokens = auth.tokens
+    if tokens is not None:
+        for key in ("keys", "issuer", "audience", "subject_claim", "groups_claim"):
+            if not getattr(tokens, key):
+                raise InvalidInput(f"auth.tokens.{key}", "", "a text that is not empty")
+        if not 0 <= tokens.leeway_s <= _MAX_LEEWAY_S:
+            raise InvalidInput("auth.tokens.leeway_s", tokens.leeway_s, f"0 to {_MAX_LEEWAY_S}")
+    for number, grant in enumerate(auth.grants):
+        _check_grant(f"auth.grants[{number}]", grant)
+
+
+def _check_grant(where: str, grant: GrantConfig) -> None:
+    if not (grant.identities or grant.subjects or grant.groups):
+        raise InvalidInput(
+            f"{where}.identities", (), "somebody: identities, subjects or groups, one glob or more"
+        )
+    for key in ("identities", "subjects", "groups", "pools", "tenants"):
+        for glob in getattr(grant, key):
+            if "[" in glob or not glob.isprintable():
+                raise InvalidInput(f"{where}.{key}", glob, "a name, or a glob of `*` and `?`")
+    if not grant.verbs:
+        raise InvalidInput(f"{where}.verbs", (), f"one or more of {', '.join(VERBS)}, or `*`")
+    for key in ("pools", "tenants"):
+        if not getattr(grant, key):
+            raise InvalidInput(f"{where}.{key}", (), 'one glob or more; ["*"] is all')
+    given = grant_of(grant).gives()
+    for verb in grant.verbs:
+        if verb == ALL or verb in given:
+            continue
+        if verb not in VERBS:
+            raise InvalidInput(f"{where}.verbs", verb, f"one of {', '.join(VERBS)}, or `*`")
+        tasks = ", ".join(each for each in VERBS if each in TASK_VERBS)
+        raise InvalidInput(
+            f"{where}.verbs", verb,
+            f"only {tasks} in a grant for some tenants, and nothing of the whole fleet in a "
+            "grant for some pools",
+        )  # fmt: skip
 
 
 def _check_address(field: str, value: str) -> None:

@@ -98,6 +98,39 @@ class DrainsConfig(Section, frozen=True):
     """At most this part of the living nodes at a time, one node at least; 0: none."""
 
 
+class TokenConfig(Section, frozen=True, kw_only=True):
+    """JSON web tokens that clients may bring (docs/security.md)."""
+
+    keys: str
+    """File with the issuer's public keys: a JWKS, or PEM. Read anew on change."""
+    issuer: str
+    audience: str = "corefleet"
+    subject_claim: str = "sub"
+    groups_claim: str = "groups"
+    leeway_s: float = 10.0
+    """So far the issuer's clock may be off."""
+
+
+class GrantConfig(Section, frozen=True, kw_only=True):
+    """Who may do what; globs of `*` and `?` but for the verbs (docs/security.md)."""
+
+    identities: tuple[str, ...] = ()
+    """Holders of certificates, as `client/batch-*`; `anonymous` on a plain-text fleet."""
+    subjects: tuple[str, ...] = ()
+    """Subjects of tokens."""
+    groups: tuple[str, ...] = ()
+    verbs: tuple[str, ...]
+    pools: tuple[str, ...] = ("*",)
+    tenants: tuple[str, ...] = ("*",)
+
+
+class AuthConfig(Section, frozen=True, kw_only=True):
+    """Who may call controld, and what for. Without grants the roles' defaults hold."""
+
+    tokens: TokenConfig | None = None
+    grants: tuple[GrantConfig, ...] = ()
+
+
 class ControldConfig(Section, frozen=True, kw_only=True):
     """controld.toml"""
 
@@ -118,6 +151,7 @@ class ControldConfig(Section, frozen=True, kw_only=True):
     liveness: LivenessConfig = LivenessConfig()
     overload: OverloadConfig = OverloadConfig()
     drains: DrainsConfig = DrainsConfig()
+    auth: AuthConfig = AuthConfig()
     cluster: ClusterSettings = ClusterSettings()
     """Used once, by the first controld of a new cluster."""
     sample_size: int = 8
@@ -345,6 +379,11 @@ def client_tls() -> tuple[str, str, str]:
     named = (os.environ.get(f"COREFLEET_TLS_{part}", "") for part in ("CA", "CERT", "KEY"))
     ca, cert, key = named
     return ca, cert, key
+
+
+def token_file() -> str:
+    """File with agentctl's token: $COREFLEET_TOKEN_FILE, '' for none."""
+    return os.environ.get("COREFLEET_TOKEN_FILE", "")
 
 
 def child_environment(added: dict[str, str]) -> dict[str, str]:

@@ -11,9 +11,31 @@ from corefleet.config import ControldConfig, parse
 from corefleet.errors import ConfigError
 from corefleet.messages.records import ClusterSettings
 
+GRANT = 'id = "c"\n[[auth.grants]]\nidentities = ["client/*"]\n'
+
 
 def test_the_defaults_are_possible() -> None:
     check_config(parse('id = "c1"\ninsecure = true', ControldConfig, "t"), "t")
+
+
+def test_what_grants_can_say_is_possible() -> None:
+    text = f"""{GRANT}verbs = ["*"]
+pools = ["support*"]
+tenants = ["acme", ""]
+[[auth.grants]]
+subjects = ["auth0|5f", "*@example.org"]
+groups = ["ml"]
+verbs = ["pools-read", "drain", "reflect"]
+[auth.tokens]
+keys = "/etc/corefleet/issuer.json"
+issuer = "https://issuer.example"
+"""
+    check_config(parse(text, ControldConfig, "t"), "t")
+
+
+def test_a_misspelt_key_of_a_grant_is_named() -> None:
+    with pytest.raises(ConfigError, match="poools"):
+        parse(f'{GRANT}verbs = ["read"]\npoools = ["p"]', ControldConfig, "t")
 
 
 @pytest.mark.parametrize(
@@ -30,6 +52,18 @@ def test_the_defaults_are_possible() -> None:
         ('id = "c"\n[cluster]\nmax_input_bytes = 9000000', "cluster.max_input_bytes"),
         ('id = "c"\n[liveness]\nlost_after_s = 0.1', "liveness.lost_after_s"),
         ('id = "c"\n[drains]\nmax_share = 1.5', "drains.max_share"),
+        ('id = "c"\n[auth.tokens]\nkeys = ""\nissuer = "i"', "auth.tokens.keys"),
+        (
+            'id = "c"\n[auth.tokens]\nkeys = "k"\nissuer = "i"\nleeway_s = -1',
+            "auth.tokens.leeway_s",
+        ),
+        ('id = "c"\n[[auth.grants]]\nverbs = ["read"]', r"auth.grants\[0\].identities"),
+        (f"{GRANT}verbs = []", r"auth.grants\[0\].verbs"),
+        (f'{GRANT}verbs = ["reed"]', r"auth.grants\[0\].verbs"),
+        (f'{GRANT}verbs = ["drain"]\npools = ["p"]', r"auth.grants\[0\].verbs"),
+        (f'{GRANT}verbs = ["pools-write"]\ntenants = ["t"]', r"auth.grants\[0\].verbs"),
+        (f'{GRANT}verbs = ["read"]\npools = []', r"auth.grants\[0\].pools"),
+        (f'{GRANT}verbs = ["read"]\ntenants = ["[ab]"]', r"auth.grants\[0\].tenants"),
         ('id = "c"\n[nats]\nservers = []', "nats.servers"),
         ('id = "c"\n[etcd]\nendpoints = []', "etcd.endpoints"),
         ('id = "c"', "tls"),
