@@ -17,6 +17,8 @@ from corefleet.errors import (
     Exhausted,
     InvalidInput,
     NotFound,
+    PermissionDenied,
+    Unauthenticated,
     Unavailable,
 )
 
@@ -28,6 +30,8 @@ WRONG_INPUT = 2
 """The command line, a file or a value is wrong; nothing was done."""
 UNAVAILABLE = 3
 """The fleet cannot be reached or has no room now; the same command may work later."""
+DENIED = 5
+"""The fleet does not know who asks, or does not let them; `agentctl whoami` says more."""
 INTERRUPTED = 130
 
 
@@ -75,4 +79,6 @@ def exit_code(error: CorefleetError) -> int:
         return WRONG_INPUT
     if isinstance(error, Unavailable | Exhausted):
         return UNAVAILABLE
+    if isinstance(error, Unauthenticated | PermissionDenied):
+        return DENIED
     return FAILED

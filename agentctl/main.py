@@ -1,7 +1,8 @@
 """agentctl: drive a corefleet from the command line.
 
 Exit codes: 0 done; 1 the task or operation failed; 2 wrong input, nothing was done;
-3 the fleet is not reachable or has no room now; 130 interrupted. `drain` has one more.
+3 the fleet is not reachable or has no room now; 5 it does not know you, or you may not do
+this; 130 interrupted. `drain` has one more.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ VERBS = {
     "pools": "List or apply pools.",
     "controlds": "List controlds and what they own.",
     "pki": "Make, renew and show the certificates of all programs.",
+    "whoami": "Say whom the fleet takes you for, and what you may do.",
     "model": "Fetch a model file.",
     "doctor": "Check a client, a control node or a node, and say what to do.",
     "support-bundle": "Collect what a bug report needs, without secrets.",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +14,7 @@ import click
 
 from agentctl.output import say
 from corefleet.client import Client
-from corefleet.config import client_tls, controld_address
+from corefleet.config import client_tls, controld_address, token_file
 from corefleet.errors import InvalidInput
 from corefleet.tls import TlsFiles
 
@@ -23,11 +26,14 @@ _TLS_PARTS = {
     "key": "Its private key",
 }
 
+_TOKEN_FILE = f"{__name__}.token_file"
+_MAX_TOKEN_BYTES = 16 * 1024
 MAX_INPUT_READ = 8 * 1024 * 1024
 
 
 def address_option(function: F) -> F:
-    """--address, and --tls-ca, --tls-cert, --tls-key: controlds to talk to, and how."""
+    """--address, --tls-ca, --tls-cert, --tls-key, --token-file: whom to talk to, how, as whom."""
+    function = _token_option(function)
     for part, what in reversed(_TLS_PARTS.items()):
         function = click.option(
             f"--tls-{part}",
@@ -45,6 +51,25 @@ def address_option(function: F) -> F:
     )(function)
 
 
+def _token_option(function: F) -> F:
+    # Not a parameter of each verb: `connect` asks for it.
+    option = click.option(
+        "--token-file",
+        "token_file",
+        type=click.Path(path_type=Path),
+        metavar="PATH",
+        expose_value=False,
+        callback=_keep_token_file,
+        help="A file with the token to show. Default: $COREFLEET_TOKEN_FILE, or none.",
+    )
+    return option(function)
+
+
+def _keep_token_file(context: click.Context, _: click.Parameter, path: Path | None) -> None:
+    named = path or (Path(token_file()) if token_file() else None)
+    context.meta[_TOKEN_FILE] = named
+
+
 def json_option(function: F) -> F:
     """--json: data for programs."""
     option = click.option(
@@ -55,7 +80,10 @@ def json_option(function: F) -> F:
 
 def connect(addresses: tuple[str, ...]) -> Client:
     """Return a client of the controlds that the command line or the environment names."""
-    return Client(addresses_of(addresses), tls=named_tls())
+    context = click.get_current_context(silent=True)
+    path = context.meta.get(_TOKEN_FILE) if context is not None else None
+    token = functools.partial(read_token, path) if path is not None else None
+    return Client(addresses_of(addresses), tls=named_tls(), token=token)
 
 
 def addresses_of(addresses: tuple[str, ...]) -> list[str]:
@@ -88,6 +116,26 @@ def _remember(context: click.Context, parameter: click.Parameter, value: str | N
     """Keep what is no business of the verb for `connect`."""
     if value is not None:
         context.meta[f"{__name__}.{parameter.name}"] = value
+
+
+def read_token(path: Path) -> str:
+    """Return the token in a file that only its owner and group can read; raises InvalidInput."""
+    try:
+        with path.open("rb") as source:
+            mode = os.fstat(source.fileno()).st_mode
+            raw = source.read(_MAX_TOKEN_BYTES + 1)
+    except OSError as error:
+        raise InvalidInput(
+            "--token-file", str(path), f"a readable file ({error.strerror})"
+        ) from None
+    if mode & stat.S_IROTH:
+        raise InvalidInput(
+            "--token-file", str(path), "a file that not everybody can read (chmod o-r)"
+        )
+    token = raw.decode("ascii", "replace").strip()
+    if not token or len(raw) > _MAX_TOKEN_BYTES or not token.isascii() or len(token.split()) > 1:
+        raise InvalidInput("--token-file", str(path), "a file with one token and nothing else")
+    return token
 
 
 def read_input(text: str | None, file: Path | None) -> bytes:

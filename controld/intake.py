@@ -62,6 +62,8 @@ class Submission:
     kind: str = ""
     tenant: str = ""
     """Whose it is, at the caller's word; '' is nobody's."""
+    submitted_by: str = ""
+    """Who the caller is, by certificate or token; '' where nobody is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +254,7 @@ class Intake:
             pool_class=pool.pool_class,
             kind=asked.kind or pool.kind,
             tenant=asked.tenant,
+            submitted_by=asked.submitted_by,
             origin=self._cluster.controld,
             created_ms=now_ms,
             deadline_ms=now_ms + allowed_ms if allowed_ms else 0,

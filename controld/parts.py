@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 
+from controld.api.callers import Authenticator
 from controld.api.fleet import FleetService
 from controld.api.followers import Followers
+from controld.api.guard import Guard
 from controld.api.server import ApiServer, PortInUse
 from controld.api.story import Stories
 from controld.api.tasks import TasksService
@@ -35,6 +37,7 @@ from controld.peers import PeerReach, Peers
 from controld.quotas import Quotas
 from controld.registration import Registrar
 from controld.registry import Registry
+from controld.settings import grant_of
 from controld.shards import Shards
 from controld.units import OwnedUnits
 from corefleet import metrics
@@ -97,6 +100,11 @@ class Parts:
             admission,
             self._shards.backlog,
         )
+        self.guard = Guard(
+            cluster.clock,
+            Authenticator(cluster.clock, background, config.auth.tokens),
+            [grant_of(each) for each in config.auth.grants],
+        )
         self._overview = Overview(
             cluster,
             background,
@@ -118,6 +126,7 @@ class Parts:
                 raise PortInUse(str(error)) from error
             stack.push_async_callback(asyncio.to_thread, scraped.close)
         parts = (
+            self.guard,
             *(self.observer, self.losses, self._shards, self._draining),
             *(self._followers, self._registrar, self._quotas, self._intake, self._overview),
         )
@@ -157,7 +166,7 @@ class Parts:
             self._draining,
             self._overview,
         )
-        return ApiServer(self._config.listen, tasks, fleet, self._tls)
+        return ApiServer(self._config.listen, self.guard, tasks, fleet, self._tls)
 
     def _owner(self, address: str) -> Owner:
         registration = ControldRegistration(

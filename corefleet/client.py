@@ -7,6 +7,9 @@
 Answers are the messages of corefleet.rpc (proto/corefleet/v1); errors are those of
 corefleet.errors. Calls go to one controld and move on to the next address when it does
 not answer; a call is repeated only when that is safe, under the same request id.
+
+Who is asked for a token gives it as `token`, a function that is called anew for each call:
+it may return another one when the one before is about to expire.
 """
 
 from __future__ import annotations
@@ -21,10 +24,25 @@ from typing import Any, Self, TypeVar
 import grpc.aio
 
 from corefleet import refused
-from corefleet.errors import Conflict, InvalidInput, Timeout, Unavailable
+from corefleet.bearer import Token, check_token, stub_with
+from corefleet.errors import (
+    Conflict,
+    CorefleetError,
+    InvalidInput,
+    Timeout,
+    Unauthenticated,
+    Unavailable,
+)
 from corefleet.grpc_tls import open_channel
 from corefleet.ids import RequestId
-from corefleet.rpc import fleet_pb2, fleet_pb2_grpc, tasks_pb2, tasks_pb2_grpc
+from corefleet.rpc import (
+    access_pb2,
+    access_pb2_grpc,
+    fleet_pb2,
+    fleet_pb2_grpc,
+    tasks_pb2,
+    tasks_pb2_grpc,
+)
 from corefleet.submissions import SubmissionStream
 from corefleet.tls import Material, TlsFiles
 from corefleet.tls_trouble import ask, speaks_tls
@@ -49,20 +67,25 @@ _RETIRING_S = 24 * 3600.0
 class _Peer:
     """One controld's address with its channel and stubs."""
 
-    def __init__(self, address: str, material: Material | None) -> None:
+    def __init__(self, address: str, material: Material | None, token: Token | None) -> None:
         self.address = address
         self.material = material
-        self.channel = open_channel(address, material, _OPTIONS)
-        self.tasks: Any = tasks_pb2_grpc.TasksStub(self.channel)  # type: ignore[no-untyped-call]
-        self.fleet: Any = fleet_pb2_grpc.FleetStub(self.channel)  # type: ignore[no-untyped-call]
+        channel = self.channel = open_channel(address, material, _OPTIONS)
+        tasks = tasks_pb2_grpc.TasksStub(channel)  # type: ignore[no-untyped-call]
+        fleet = fleet_pb2_grpc.FleetStub(channel)  # type: ignore[no-untyped-call]
+        access = access_pb2_grpc.AccessStub(channel)  # type: ignore[no-untyped-call]
+        self.tasks: Any = stub_with(token, tasks)
+        self.fleet: Any = stub_with(token, fleet)
+        self.access: Any = stub_with(token, access)
 
 
 class Client:
     """A connection to a fleet through any of its controlds.
 
     `addresses` is one host:port or several; `tls` names the certificates without which only
-    an insecure fleet answers; `timeout_s` bounds each call, all its retries included
-    (following a task is not bounded). Use it as an async context manager, or call `close`.
+    an insecure fleet answers; `token` returns the token to bring, and is called for each call;
+    `timeout_s` bounds each call, all its retries included (following a task is not bounded).
+    Use it as an async context manager, or call `close`.
     """
 
     def __init__(
@@ -70,13 +93,17 @@ class Client:
         addresses: str | Sequence[str],
         *,
         tls: TlsFiles | None = None,
+        token: Token | None = None,
         timeout_s: float = 10.0,
     ) -> None:
         named = [addresses] if isinstance(addresses, str) else list(addresses)
         if not named or not all(named):
             raise InvalidInput("addresses", addresses, "one host:port or more")
+        if token is not None and tls is None:
+            check_token(named)
         self._addresses = named
         self._tls = tls
+        self._token = token
         self._timeout_s = timeout_s
         self._peers: dict[str, _Peer] = {}
         self._retiring: dict[asyncio.Task[None], _Peer] = {}
@@ -193,13 +220,13 @@ class Client:
         give_up = self._now() + self._timeout_s
         try:
             while not stream.finished:
-                peer = self._peer()
+                peer, brought = self._peer(), self._brought()
                 try:
                     async for made in stream.carry(peer.tasks.SubmitStream):
                         give_up = self._now() + self._timeout_s
                         yield made
                 except grpc.aio.AioRpcError as error:
-                    await self._pause(refused.from_call(error), give_up)
+                    await self._pause(self._broke(error, brought), give_up)
         finally:
             await stream.close()
 
@@ -217,7 +244,7 @@ class Client:
         request = tasks_pb2.WatchRequest(task=task, no_tokens=not tokens)
         give_up = self._now() + self._timeout_s
         while True:
-            peer = self._peer()
+            peer, brought = self._peer(), self._brought()
             try:
                 async for event in peer.tasks.Watch(request):
                     give_up = self._now() + self._timeout_s
@@ -225,7 +252,7 @@ class Client:
                     if event.HasField("finished"):
                         return
             except grpc.aio.AioRpcError as error:
-                await self._pause(refused.from_call(error), give_up)
+                await self._pause(self._broke(error, brought), give_up)
 
     async def cancel(self, task: str, reason: str = "") -> tasks_pb2.Task:
         """End a task that has not ended.
@@ -332,7 +359,7 @@ class Client:
         request = fleet_pb2.WatchDrainRequest(node=node, interval_ms=int(interval_s * 1000))
         give_up = self._now() + self._timeout_s
         while True:
-            peer = self._peer()
+            peer, brought = self._peer(), self._brought()
             try:
                 async for progress in peer.fleet.WatchDrain(request):
                     give_up = self._now() + self._timeout_s
@@ -340,12 +367,17 @@ class Client:
                     if progress.drained or not progress.HasField("drain"):
                         return
             except grpc.aio.AioRpcError as error:
-                await self._pause(refused.from_call(error), give_up)
+                await self._pause(self._broke(error, brought), give_up)
 
     async def overview(self) -> fleet_pb2.OverviewReply:
         """Return nodes summed up, and what every controld counts. Raises Unavailable."""
         request = fleet_pb2.OverviewRequest()
         return await self._call(lambda peer, left: peer.fleet.Overview(request, timeout=left))
+
+    async def whoami(self) -> access_pb2.WhoAmIReply:
+        """Return whom the server takes us for, and what we may do. Raises Unauthenticated."""
+        request = access_pb2.WhoAmIRequest()
+        return await self._call(lambda peer, left: peer.access.WhoAmI(request, timeout=left))
 
     async def _call(self, call: Callable[[_Peer, float], Awaitable[T]]) -> T:
         give_up = self._now() + self._timeout_s
@@ -359,6 +391,19 @@ class Client:
                 found = Timeout(f"no answer in time; before that: {before}")
             before = before if isinstance(found, Timeout) else str(found)
             await self._pause(found, give_up, unreached=bool(before))
+
+    def _brought(self) -> str:
+        return "" if self._token is None else self._token()
+
+    def _broke(self, error: grpc.aio.AioRpcError, brought: str) -> CorefleetError:
+        """Return what the end of a stream means that was opened with the token `brought`.
+
+        A stream ends when its token does; with another one it goes on.
+        """
+        found = refused.from_call(error)
+        if isinstance(found, Unauthenticated) and self._brought() != brought:
+            return Unavailable(str(found))
+        return found
 
     async def _pause(self, error: Exception, give_up: float, unreached: bool = False) -> None:
         """Turn to the next controld after a moment; raise `error` if that cannot help.
@@ -384,7 +429,7 @@ class Client:
             self._retire(peer)
             peer = None
         if peer is None:
-            peer = self._peers[address] = _Peer(address, material)
+            peer = self._peers[address] = _Peer(address, material, self._token)
         return peer
 
     def _retire(self, peer: _Peer) -> None:

@@ -27,8 +27,16 @@ _LEVELS = {
     "critical": logging.CRITICAL,
 }
 _PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
-_SHARED = frozenset({"node", "pool", "domain", "task"})
-"""Fields that units carry as well (LogExtraFields), so that one match finds all of a node's."""
+_SHARED = frozenset({"node", "pool", "domain", "task", "audit"})
+"""Fields that units carry as well (LogExtraFields), so that one match finds all of a node's;
+and AUDIT=1, which finds the audit log."""
+_AUDIT = "corefleet.audit"
+_audit_log = structlog.wrap_logger(
+    None,
+    wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
+    cache_logger_on_first_use=False,
+    audit=1,
+)
 _RENDERED = frozenset({"event", "level", "logger", "exception", "timestamp"})
 
 Event = MutableMapping[str, Any]
@@ -56,6 +64,11 @@ def configure(config: LogConfig, program: str, **fields: object) -> None:
         cache_logger_on_first_use=True,
     )
     _adopt_library_logs(level)
+
+
+def audit(event: str, **fields: object) -> None:
+    """Write a line of the audit log: it has AUDIT=1, and no level silences it."""
+    _audit_log.info(event, logger=_AUDIT, **fields)
 
 
 def _rendering(chosen: Format, stream: TextIO) -> list[structlog.typing.Processor]:
@@ -103,7 +116,8 @@ def _for_journal(_: object, method: str, event: Event) -> Event:
     }
     entry["MESSAGE"] = "\n".join(line for line in lines if line)
     entry["PRIORITY"] = _PRIORITIES.get(str(event.get("level", method)), 6)
-    entry["SYSLOG_IDENTIFIER"] = str(event.get("program", "corefleet"))
+    audits = event.get("logger") == _AUDIT
+    entry["SYSLOG_IDENTIFIER"] = _AUDIT if audits else str(event.get("program", "corefleet"))
     return entry
 
 

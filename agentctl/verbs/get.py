@@ -25,6 +25,8 @@ async def command(task: str, addresses: tuple[str, ...], json_out: bool) -> int:
     say(f"{found.pool}/{found.session}: {state_name(found.state)}{where}, attempt {found.attempt}")
     if found.reason:
         say(found.reason)
+    if found.submitted_by:
+        say(f"submitted by {found.submitted_by}")
     for step in found.steps:
         say(step_line(step))
     if found.failure.code:

@@ -64,8 +64,11 @@ class Drains:
         self._fleet = fleet
         self._draining = draining
 
-    async def begin(self, request: fleet_pb2.DrainNodeRequest) -> fleet_pb2.Drain:
-        """Write the drain; one that stands keeps its begin. Raises NotFound, Unavailable."""
+    async def begin(self, request: fleet_pb2.DrainNodeRequest, caller: str) -> fleet_pb2.Drain:
+        """Write the drain; one that stands keeps its begin. Raises NotFound, Unavailable.
+
+        `caller` is who asks as far as that is known, beside what the request says.
+        """
         store, key = self._cluster.store, drain_key(request.node)
         await self._known(request.node)
         for _ in range(_TRIES):
@@ -73,7 +76,7 @@ class Drains:
             now_ms = self._cluster.clock.wall_ms()
             drain = Drain(
                 node=request.node,
-                by=request.by or "an operator",
+                by=_by(request.by, caller),
                 reason=request.reason,
                 at_ms=decode(found.value, Drain).at_ms if found else now_ms,
                 deadline_ms=now_ms + request.deadline_in_ms if request.deadline_in_ms else 0,
@@ -167,6 +170,13 @@ class Drains:
         if found is None:
             raise NotFound(f"node {node}: never registered; `agentctl nodes` lists those that did")
         return decode(found.value, NodeRegistration)
+
+
+def _by(told: str, caller: str) -> str:
+    """Return who wants a drain: what was told, with who it is by certificate or token."""
+    if told and caller:
+        return f"{told} as {caller}"
+    return told or caller or "an operator"
 
 
 def _waits_for(looked: _Looked, status: NodeStatus | None) -> str:

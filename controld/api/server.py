@@ -1,4 +1,4 @@
-"""The gRPC server: both services, health and reflection."""
+"""The gRPC server: our services, health and reflection, behind the guard."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ from grpc_health.v1 import _async as health_aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from controld.api.access import AccessService
 from controld.api.fleet import FleetService
+from controld.api.guard import Guard
 from controld.api.tasks import TasksService
 from corefleet.errors import Unavailable
 from corefleet.grpc_tls import server_credentials
-from corefleet.rpc import fleet_pb2, fleet_pb2_grpc, tasks_pb2, tasks_pb2_grpc
+from corefleet.rpc import (
+    access_pb2,
+    access_pb2_grpc,
+    fleet_pb2,
+    fleet_pb2_grpc,
+    tasks_pb2,
+    tasks_pb2_grpc,
+)
 from corefleet.tls import TlsFiles
 
 _MAX_MESSAGE_BYTES = 8 * 1024 * 1024
@@ -34,6 +43,7 @@ class ApiServer:
     def __init__(
         self,
         listen: str,
+        guard: Guard,
         tasks: TasksService,
         fleet: FleetService,
         tls: TlsFiles | None = None,
@@ -41,13 +51,15 @@ class ApiServer:
         self._listen = listen
         self._tls = tls
         self._health = health_aio.HealthServicer()
-        self._server = grpc.aio.server(options=_OPTIONS)
+        self._server = grpc.aio.server(interceptors=(guard,), options=_OPTIONS)
         tasks_pb2_grpc.add_TasksServicer_to_server(tasks, self._server)  # type: ignore[no-untyped-call]
         fleet_pb2_grpc.add_FleetServicer_to_server(fleet, self._server)  # type: ignore[no-untyped-call]
+        access_pb2_grpc.add_AccessServicer_to_server(AccessService(), self._server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._services = (
             tasks_pb2.DESCRIPTOR.services_by_name["Tasks"].full_name,
             fleet_pb2.DESCRIPTOR.services_by_name["Fleet"].full_name,
+            access_pb2.DESCRIPTOR.services_by_name["Access"].full_name,
         )
         reflection.enable_server_reflection(
             (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from controld.api import render
+from controld.api.guard import Access
 from controld.calls import OwnerCalls
 from controld.cluster import Cluster
 from corefleet.codec import decode
@@ -61,6 +62,17 @@ class Stories:
         if result is None:
             raise NotFound(f"task {task}: not known; it never was, or its result has expired")
         return Story(render.ended_task(result), result, result)
+
+    async def read_for(self, access: Access, task: str) -> Story:
+        """Do as `read` does for a caller; raises PermissionDenied, too."""
+        story = await self.read(task)
+        access.check(story.stored.pool, story.stored.tenant)
+        return story
+
+    async def check(self, access: Access, task: str) -> None:
+        """Raise what `read_for` raises; reads nothing for a caller who may see all tasks."""
+        if not access.everywhere:
+            await self.read_for(access, task)
 
     async def result(self, task: str) -> ResultRecord | None:
         """Return how the task ended; None while it has not, or when that has expired."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from controld.api import render
 from controld.api.followers import Follower, Followers
-from controld.api.refusals import refusal_of
+from controld.api.guard import Access
+from controld.api.refusals import name_of, refusal_of
 from controld.api.story import Stories
 from controld.api.watching import Watcher
+from controld.audit import OK, Audit
 from controld.cluster import Cluster
 from controld.intake import Intake, Outcome, Submission
 from corefleet.errors import CorefleetError
@@ -19,11 +21,9 @@ from corefleet.rpc import tasks_pb2
 _IN_FLIGHT = 256
 _EVENTS_A_MESSAGE = 512
 
-Write = Callable[[tasks_pb2.SubmitEvents], Awaitable[None]]
 
-
-def submission_of(request: tasks_pb2.SubmitRequest) -> Submission:
-    """Return what a client asks for, not yet checked."""
+def submission_of(request: tasks_pb2.SubmitRequest, by: str) -> Submission:
+    """Return what a client, called `by`, asks for, not yet checked."""
     return Submission(
         pool=request.pool,
         session=request.session,
@@ -32,17 +32,19 @@ def submission_of(request: tasks_pb2.SubmitRequest) -> Submission:
         deadline_ms=request.deadline_ms,
         kind=request.kind,
         tenant=request.tenant,
+        submitted_by=by,
     )
 
 
 class _Asked:
     """One submission of a stream, from its coming to its last event."""
 
-    __slots__ = ("early", "follower", "request", "session")
+    __slots__ = ("begun_s", "early", "follower", "request", "session")
 
     def __init__(self, session: SubmitSession, request: tasks_pb2.SubmitRequest) -> None:
         self.session = session
         self.request = request
+        self.begun_s = session.now_s()
         self.follower: Follower | None = None
         self.early: list[TaskEvent] | None = []
         """Events may overtake the answer to the submission itself: they wait for it."""
@@ -67,6 +69,7 @@ class _Asked:
     def decided(self, outcome: Outcome) -> None:
         session, request = self.session, self.request
         early, self.early = self.early or [], None
+        session.decided.add(request, outcome, session.now_s() - self.begun_s)
         made = session.answer(request.request_id)
         if isinstance(outcome, CorefleetError):
             made.refused.CopyFrom(refusal_of(outcome))
@@ -90,19 +93,61 @@ class _Asked:
             self.session.followed.discard(follower)
 
 
+class Decided:
+    """What was decided of a stream's submissions since the audit log was last told."""
+
+    def __init__(self, audit: Audit) -> None:
+        self._audit = audit
+        self._ids: dict[tuple[str, str], list[str]] = {}
+        self._slowest_s: dict[tuple[str, str], float] = {}
+
+    def add(self, request: tasks_pb2.SubmitRequest, outcome: Outcome, took_s: float) -> None:
+        """Keep what became of one submission until `write`."""
+        if isinstance(outcome, CorefleetError):
+            key, told = (request.pool, name_of(outcome)), request.request_id
+        else:
+            key, told = (request.pool, OK), outcome.task
+        ids = self._ids.get(key)
+        if ids is None:
+            self._ids[key] = [told]
+            self._slowest_s[key] = took_s
+        else:
+            ids.append(told)
+            if took_s > self._slowest_s[key]:
+                self._slowest_s[key] = took_s
+
+    def write(self) -> None:
+        """Tell the audit log: one record for each pool and result."""
+        if not self._ids:
+            return
+        for (pool, result), ids in self._ids.items():
+            self._audit.submissions(pool, result, self._slowest_s[pool, result] * 1000, ids)
+        self._ids.clear()
+        self._slowest_s.clear()
+
+
 class SubmitSession:
     """Serves one stream. What is ready in one turn of the loop leaves as one message.
 
     At most 256 submissions are being stored at a time: beyond that nothing more is read
-    from the client, which gRPC's flow control lets it feel.
+    from the client, which gRPC's flow control lets it feel. No answer leaves before the
+    audit log has it.
     """
 
     def __init__(
-        self, cluster: Cluster, intake: Intake, stories: Stories, followers: Followers
+        self,
+        cluster: Cluster,
+        intake: Intake,
+        stories: Stories,
+        followers: Followers,
+        access: Access,
     ) -> None:
         self._cluster = cluster
         self._intake = intake
         self._stories = stories
+        self._access = access
+        self.decided = Decided(access.audit())
+        self.now_s = cluster.clock.monotonic
         self.followers = followers
         self.followed: set[Follower] = set()
         self._out: list[tasks_pb2.SubmitEvents] = []
@@ -113,7 +158,7 @@ class SubmitSession:
         self._all_read = False
         self._over = False
 
-    async def serve(self, requests: AsyncIterator[tasks_pb2.SubmitBatch], write: Write) -> None:
+    async def serve(self, requests: AsyncIterator[tasks_pb2.SubmitBatch]) -> None:
         """Return when all that was submitted is answered and all that is followed ended."""
         reader = asyncio.create_task(self._read(requests), name="read a submit stream")
         try:
@@ -121,10 +166,11 @@ class SubmitSession:
                 await self._wake.wait()
                 self._wake.clear()
                 await asyncio.sleep(0)
-                await self._flush(write)
-            await self._flush(write)
+                await self._flush()
+            await self._flush()
         finally:
             self._over = True
+            self.decided.write()
             for follower in list(self.followed):
                 self.followers.leave(follower)
             work = [reader, *self._watching]
@@ -144,6 +190,8 @@ class SubmitSession:
 
     def stored(self) -> None:
         """A submission was decided: its place is free."""
+        if self._over:
+            self.decided.write()
         self._storing -= 1
         self._room.set()
         self._wake.set()
@@ -174,12 +222,17 @@ class SubmitSession:
     def _take(self, request: tasks_pb2.SubmitRequest) -> None:
         asked = _Asked(self, request)
         self._storing += 1
+        access = self._access
+        if not access.allows(request.pool, request.tenant):
+            asked.decided(access.denial(request.pool, request.tenant))
+            return
         begun = asked.begun if request.follow else None
-        self._intake.offer(submission_of(request), asked.decided, begun)
+        self._intake.offer(submission_of(request, access.by), asked.decided, begun)
 
-    async def _flush(self, write: Write) -> None:
+    async def _flush(self) -> None:
         while self._out:
-            await write(self._out.pop(0))
+            self.decided.write()
+            await self._access.write(self._out.pop(0))
 
     async def _watch(self, request_id: str, task: str) -> None:
         try:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
 from controld.api import render
 from controld.api.followers import Followers
-from controld.api.refusals import AlreadyEnded, abort
+from controld.api.guard import Access
+from controld.api.refusals import AlreadyEnded
 from controld.api.story import Stories
 from controld.api.submitting import SubmitSession, submission_of
 from controld.api.trace import attempts
@@ -16,7 +16,7 @@ from controld.api.watching import Watcher
 from controld.calls import OwnerCalls
 from controld.cluster import Cluster
 from controld.intake import Intake
-from corefleet.errors import CorefleetError, InvalidInput
+from corefleet.errors import InvalidInput
 from corefleet.ids import check_name, check_task_id, shard_of
 from corefleet.messages.wire import ListTasks
 from corefleet.rpc import tasks_pb2, tasks_pb2_grpc
@@ -50,63 +50,52 @@ class TasksService(tasks_pb2_grpc.TasksServicer):
         self._calls = calls
 
     async def Submit(  # noqa: N802
-        self, request: tasks_pb2.SubmitRequest, context: Any
+        self, request: tasks_pb2.SubmitRequest, access: Access
     ) -> tasks_pb2.SubmitReply:
-        try:
-            accepted = await self._intake.submit(submission_of(request))
-        except CorefleetError as error:
-            await abort(context, error)
+        access.check(request.pool, request.tenant)
+        accepted = await self._intake.submit(submission_of(request, access.by))
         return tasks_pb2.SubmitReply(
             task=accepted.task, session=accepted.session, duplicate=accepted.duplicate
         )
 
     async def SubmitStream(  # noqa: N802
-        self, requests: AsyncIterator[tasks_pb2.SubmitBatch], context: Any
+        self, requests: AsyncIterator[tasks_pb2.SubmitBatch], access: Access
     ) -> None:
-        session = SubmitSession(self._cluster, self._intake, self._stories, self._followers)
-        await session.serve(requests, context.write)
+        session = SubmitSession(self._cluster, self._intake, self._stories, self._followers, access)
+        await session.serve(requests)
 
-    async def Get(self, request: tasks_pb2.GetRequest, context: Any) -> tasks_pb2.Task:  # noqa: N802
-        try:
-            return (await self._stories.read(request.task)).task
-        except CorefleetError as error:
-            await abort(context, error)
+    async def Get(  # noqa: N802
+        self, request: tasks_pb2.GetRequest, access: Access
+    ) -> tasks_pb2.Task:
+        return (await self._stories.read_for(access, request.task)).task
 
     async def Watch(  # noqa: N802
-        self, request: tasks_pb2.WatchRequest, context: Any
+        self, request: tasks_pb2.WatchRequest, access: Access
     ) -> AsyncIterator[tasks_pb2.TaskEvent]:
-        try:
-            check_task_id(request.task, self._cluster.settings.shards)
-            watcher = Watcher(self._cluster, self._stories, request.task, not request.no_tokens)
-            async for event in watcher.events():
-                yield event
-        except CorefleetError as error:
-            await abort(context, error)
+        check_task_id(request.task, self._cluster.settings.shards)
+        await self._stories.check(access, request.task)
+        watcher = Watcher(self._cluster, self._stories, request.task, not request.no_tokens)
+        async for event in watcher.events():
+            yield event
 
     async def Cancel(  # noqa: N802
-        self, request: tasks_pb2.CancelRequest, context: Any
+        self, request: tasks_pb2.CancelRequest, access: Access
     ) -> tasks_pb2.Task:
-        try:
-            return await self._cancel(request.task, request.reason)
-        except CorefleetError as error:
-            await abort(context, error)
+        await self._stories.check(access, request.task)
+        return await self._cancel(request.task, request.reason)
 
     async def Trace(  # noqa: N802
-        self, request: tasks_pb2.TraceRequest, context: Any
+        self, request: tasks_pb2.TraceRequest, access: Access
     ) -> tasks_pb2.TaskTrace:
-        try:
-            story = await self._stories.read(request.task)
-        except CorefleetError as error:
-            await abort(context, error)
+        story = await self._stories.read_for(access, request.task)
         return tasks_pb2.TaskTrace(task=story.task, attempts=attempts(story.stored))
 
     async def List(  # noqa: N802
-        self, request: tasks_pb2.ListRequest, context: Any
+        self, request: tasks_pb2.ListRequest, access: Access
     ) -> tasks_pb2.ListReply:
-        try:
-            return await self._list(request)
-        except CorefleetError as error:
-            await abort(context, error)
+        if request.pool:
+            access.check(request.pool)
+        return await self._list(request, access)
 
     async def _cancel(self, task: str, reason: str) -> tasks_pb2.Task:
         check_task_id(task, self._cluster.settings.shards)
@@ -117,7 +106,7 @@ class TasksService(tasks_pb2_grpc.TasksServicer):
             raise AlreadyEnded(f"task {task}: it had ended before, as {state}")
         return story.task
 
-    async def _list(self, request: tasks_pb2.ListRequest) -> tasks_pb2.ListReply:
+    async def _list(self, request: tasks_pb2.ListRequest, access: Access) -> tasks_pb2.ListReply:
         if request.state not in _LISTED_STATES:
             raise InvalidInput(
                 "state", _state_name(request.state), "queued, placed or running: ended tasks "
@@ -142,7 +131,9 @@ class TasksService(tasks_pb2_grpc.TasksServicer):
                 room = size - len(tasks)
                 lines = answer.tasks[skip:]
                 tasks.extend(
-                    render.live_task(line.record, reason=line.reason) for line in lines[:room]
+                    render.live_task(line.record, reason=line.reason)
+                    for line in lines[:room]
+                    if access.allows(line.record.pool, line.record.tenant)
                 )
                 if len(lines) > room:
                     token = f"{place}.{skip + room}"

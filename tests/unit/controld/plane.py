@@ -16,7 +16,7 @@ from corefleet.background import Background
 from corefleet.bus import Bus, Log
 from corefleet.clock import SystemClock
 from corefleet.codec import encode
-from corefleet.config import ControldConfig, LivenessConfig
+from corefleet.config import AuthConfig, ControldConfig, LivenessConfig
 from corefleet.messages.records import ClusterSettings, PoolSpec
 from corefleet.subjects import Layout, pool_key
 
@@ -49,7 +49,11 @@ class Plane:
         self.failures: list[BaseException] = []
 
     async def controld(
-        self, name: str, lease_ttl_s: float = 1.0, liveness: LivenessConfig | None = None
+        self,
+        name: str,
+        lease_ttl_s: float = 1.0,
+        liveness: LivenessConfig | None = None,
+        auth: AuthConfig | None = None,
     ) -> Running:
         """Start a controld; what one of its parts dies of is kept in `failures`."""
         config = ControldConfig(
@@ -58,6 +62,7 @@ class Plane:
             lease_ttl_s=lease_ttl_s,
             cluster=SETTINGS,
             liveness=liveness or LivenessConfig(),
+            auth=auth or AuthConfig(),
         )
         stack = AsyncExitStack()
         background = Background(self.failures.append)

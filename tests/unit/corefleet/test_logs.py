@@ -140,3 +140,29 @@ def test_auto_asks_whether_stderr_is_the_journal(
     line = capsys.readouterr().err
     assert expected in line
     assert line.startswith("<6>") == journal
+
+
+def test_the_audit_log_is_found_by_its_field_and_no_level_silences_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entries: list[dict[str, Any]] = []
+    journal = types.SimpleNamespace(send=lambda **entry: entries.append(entry))
+    monkeypatch.setitem(sys.modules, "cysystemd", types.SimpleNamespace(journal=journal))
+    logs.configure(LogConfig(format="journal", level="error"), "controld", controld="c1")
+
+    logs.audit("Cancel", who="client/a", task="3f-0", result="OK")
+    structlog.get_logger("a").info("not shown")
+
+    assert entries == [
+        {
+            "MESSAGE": "Cancel  audit=1 who=client/a task=3f-0 result=OK controld=c1",
+            "PRIORITY": 6,
+            "SYSLOG_IDENTIFIER": "corefleet.audit",
+            "AUDIT": "1",
+            "TASK": "3f-0",
+            "COREFLEET_WHO": "client/a",
+            "COREFLEET_RESULT": "OK",
+            "COREFLEET_PROGRAM": "controld",
+            "COREFLEET_CONTROLD": "c1",
+        }
+    ]
