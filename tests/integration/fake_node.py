@@ -233,7 +233,8 @@ class FakeNode:
                 request_id=record.request_id, state="done", output=output,
                 attempt=record.attempt, node=self.name, domain=0, why=record.why,
                 placed_ms=record.placed_ms, past=record.past, created_ms=record.created_ms,
-                finished_ms=time.time_ns() // 1_000_000,
+                finished_ms=time.time_ns() // 1_000_000, tenant=record.tenant,
+                submitted_by=record.submitted_by,
             )  # fmt: skip
             version = item.head.version + 1 if item.head else 1
             head = SessionHead(

@@ -24,6 +24,8 @@ from corefleet.rpc import tasks_pb2
         (errors.Unavailable("nobody answers"), 3),
         (errors.Timeout("late"), 3),
         (errors.Exhausted("too much", 1.0), 3),
+        (errors.Unauthenticated("no token"), 5),
+        (errors.PermissionDenied("client/a may not drain"), 5),
         (errors.ModelUnusable("broken"), 1),
     ],
 )
