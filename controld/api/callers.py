@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -50,7 +51,7 @@ class Authenticator:
         self._background = background
         self._verifier = Verifier(tokens) if tokens is not None else None
         self._file = KeyFile(tokens.keys) if tokens is not None else None
-        self._watching = None
+        self._watching: asyncio.Task[None] | None = None
         self._holders: dict[tuple[bytes, ...], str] = {}
 
     async def start(self) -> None:

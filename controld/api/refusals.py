@@ -60,7 +60,7 @@ def code_of(error: CorefleetError) -> int:
 
 def name_of(error: CorefleetError) -> str:
     """Return the name of the gRPC status code that stands for `error`."""
-    return code_pb2.Code.Name(code_of(error))
+    return str(code_pb2.Code.Name(code_of(error)))
 
 
 def field_of(error: CorefleetError) -> str:

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import grpc.aio
 import msgspec
 import pytest
 import structlog
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from structlog.testing import capture_logs
 
 from corefleet import logs
@@ -43,7 +45,7 @@ PATIENT = LivenessConfig(suspect_after_s=20.0, lost_after_s=30.0, cut_after_s=60
 """No node is found lost on a busy machine."""
 
 As = Callable[..., Client]
-Logs = list[dict[str, Any]]
+Logs = list[MutableMapping[str, Any]]
 
 
 @pytest.fixture
@@ -267,7 +269,7 @@ async def test_no_log_line_of_a_run_holds_a_token_or_an_input(
         forged = Issuer("ES256", ISSUER.kid).token("root")
         secret = "the account number is 4711"
         for token in (good, expired, forged, "not-a-token-but-a-password"):
-            async with Client(running.address, token=lambda token=token: token) as client:
+            async with Client(running.address, token=partial(str, token)) as client:
                 with contextlib.suppress(Unauthenticated):
                     await client.whoami()
                     await owned(client)
@@ -347,9 +349,10 @@ async def test_a_plane_without_auth_takes_everybody(plane: Plane) -> None:
 
 async def test_reading_the_protocol_by_reflection_needs_a_grant(controld: Running) -> None:
     async with grpc.aio.insecure_channel(controld.address) as channel:
-        call = channel.stream_stream(
-            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
-        )(iter([b""]))
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        call = stub.ServerReflectionInfo(
+            iter([reflection_pb2.ServerReflectionRequest(list_services="*")])
+        )
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await call.read()
     assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ SERVICES: list[ServiceDescriptor] = [
 METHODS: list[MethodDescriptor] = [method for each in SERVICES for method in each.methods]
 TASK = "3-0123456789abcdefghjkmnpqrs"
 
-Logs = list[dict[str, Any]]
+Logs = list[MutableMapping[str, Any]]
 
 
 class Tasks(tasks_pb2_grpc.TasksServicer):
@@ -120,12 +120,12 @@ class Door:
         """Return a channel of a client whose certificate has these names."""
         credentials = self.authority.client(*dns_names)
         made = grpc.aio.secure_channel(f"127.0.0.1:{self.secure}", credentials)
-        self.stack.push_async_callback(made.close)
+        self.stack.push_async_callback(made.close, None)
         return made
 
     def plain_channel(self) -> Any:
         made = grpc.aio.insecure_channel(f"127.0.0.1:{self.plain}")
-        self.stack.push_async_callback(made.close)
+        self.stack.push_async_callback(made.close, None)
         return made
 
 

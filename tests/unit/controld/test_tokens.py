@@ -14,7 +14,6 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from controld import tokens
 from controld.token_keys import KeyFile, parse_keys
 from controld.tokens import Bearer, Verifier
 from corefleet.config import TokenConfig
@@ -153,7 +152,7 @@ def test_what_was_verified_is_looked_up_until_it_expires_or_the_keys_change(
         decoded.append(token)
         return real(token, *args, **kwargs)
 
-    monkeypatch.setattr(tokens.jwt, "decode", decode)
+    monkeypatch.setattr(jwt, "decode", decode)
     verifier, keys, now = Verifier(CONFIG), parse_keys(jwks(ES), "k"), time.time()
     token = ES.token(exp=int(now) - 5)
     for _ in range(3):

@@ -15,8 +15,11 @@ from corefleet.config import TokenConfig
 
 ISSUER = "https://issuer.example"
 
-_ALGORITHMS = {"RS256": jwt.algorithms.RSAAlgorithm, "ES256": jwt.algorithms.ECAlgorithm,
-               "EdDSA": jwt.algorithms.OKPAlgorithm}  # fmt: skip
+_ALGORITHMS: dict[str, Any] = {
+    "RS256": jwt.algorithms.RSAAlgorithm,
+    "ES256": jwt.algorithms.ECAlgorithm,
+    "EdDSA": jwt.algorithms.OKPAlgorithm,
+}
 
 
 class Issuer:
@@ -29,9 +32,7 @@ class Issuer:
 
     def jwk(self, **more: str) -> dict[str, Any]:
         """Return the public key as a JWK."""
-        made: dict[str, Any] = json.loads(
-            _ALGORITHMS[self.algorithm].to_jwk(self.key.public_key())  # type: ignore[no-untyped-call]
-        )
+        made = json.loads(_ALGORITHMS[self.algorithm].to_jwk(self.key.public_key()))
         return {**made, "kid": self.kid, "use": "sig", **more}
 
     def pem(self) -> bytes:
