@@ -14,6 +14,7 @@ from controld.cluster import Cluster
 from controld.parts import Parts
 from controld.registry import Registry
 from controld.settings import channels_of, check_config, cluster_settings
+from controld.token_keys import read_keys
 from corefleet import config as configuration
 from corefleet import event_loop, logs, program
 from corefleet.adapters.etcd_store import EtcdStore
@@ -66,6 +67,8 @@ def main(path: Path, controld: str, listen: str, start_timeout: float, check_onl
             config, id=controld or config.id, listen=listen or config.listen
         )
         check_config(config, str(path))
+        if config.auth.tokens is not None:
+            read_keys(Path(config.auth.tokens.keys))
     except ConfigError as error:
         program.leave("controld", program.EXIT_CONFIG, error)
     if check_only:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,22 @@ def parse_keys(data: bytes, where: str) -> tuple[TokenKey, ...]:
     if len(set(names)) < len(names):
         raise ConfigError(f"{where}: two keys have the same kid; expected one name for each key")
     return keys
+
+
+def read_keys(path: Path) -> tuple[TokenKey, ...]:
+    """Return the keys of a file; raises ConfigError. Reads it at once: not for an event loop."""
+    return parse_keys(_read(path, None)[1], str(path))
+
+
+def _read(path: Path, seen: object) -> tuple[object, bytes]:
+    """Return what tells the file from an earlier one, and its content if it is another."""
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            found = (status.st_mtime_ns, status.st_size, status.st_ino)
+            return found, b"" if found == seen else file.read(_MOST_BYTES)
+    except OSError as error:
+        raise ConfigError(f"{path}: not readable: {error.strerror}") from error
 
 
 def _from_pem(data: bytes, where: str) -> tuple[TokenKey, ...]:
@@ -114,13 +131,13 @@ class KeyFile:
 
     async def load(self) -> None:
         """Read the file for the first time; raises ConfigError."""
-        self._seen, data = await asyncio.to_thread(self._changed, None)
+        self._seen, data = await asyncio.to_thread(_read, self._path, None)
         self.keys = parse_keys(data, str(self._path))
 
     async def look(self) -> None:
         """Read the file again if it has changed; what is not usable leaves the keys as they are."""
         try:
-            seen, data = await asyncio.to_thread(self._changed, self._seen)
+            seen, data = await asyncio.to_thread(_read, self._path, self._seen)
             if seen == self._seen:
                 return
             self._seen = seen
@@ -138,13 +155,3 @@ class KeyFile:
         while True:
             await asyncio.sleep(_LOOK_S)
             await self.look()
-
-    def _changed(self, seen: object) -> tuple[object, bytes]:
-        """Return what tells the file from an earlier one, and its content if it is another."""
-        try:
-            with self._path.open("rb") as file:
-                status = self._path.stat()
-                found = (status.st_mtime_ns, status.st_size, status.st_ino)
-                return found, b"" if found == seen else file.read(_MOST_BYTES)
-        except OSError as error:
-            raise ConfigError(f"{self._path}: not readable: {error.strerror}") from error

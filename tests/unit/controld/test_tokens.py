@@ -11,9 +11,11 @@ from typing import Any
 
 import jwt
 import pytest
+from click.testing import CliRunner
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from controld.app import main
 from controld.token_keys import KeyFile, parse_keys
 from controld.tokens import Bearer, Verifier
 from corefleet.config import TokenConfig
@@ -226,3 +228,15 @@ async def test_a_changed_file_is_read_and_a_broken_one_leaves_the_keys(tmp_path:
 async def test_keys_that_are_not_there_at_the_start_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         await KeyFile(str(tmp_path / "none.json")).load()
+
+
+@pytest.mark.parametrize(("good", "code"), [(True, 0), (False, 2)])
+def test_the_check_of_a_configuration_reads_the_keys(tmp_path: Path, good: bool, code: int) -> None:
+    config = write_jwks(tmp_path / "keys.json", ES)
+    if not good:
+        Path(config.keys).write_bytes(private_pem())
+    path = tmp_path / "controld.toml"
+    path.write_text(f'id = "c1"\n[auth.tokens]\nkeys = "{config.keys}"\nissuer = "{ISSUER}"\n')
+    ran = CliRunner().invoke(main, ["--config", str(path), "--check-config"])
+    assert ran.exit_code == code
+    assert good or "holds a private key" in ran.stderr
