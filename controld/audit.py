@@ -12,7 +12,7 @@ from corefleet.logs import audit
 
 OK = "OK"
 
-_LONGEST = 128
+_LONGEST = 300
 _IDS_A_RECORD = 256
 
 
@@ -22,7 +22,7 @@ class Audit:
     __slots__ = ("_beside", "_peer", "_who")
 
     def __init__(self, who: str, peer: str, beside: str = "") -> None:
-        self._who = who
+        self._who = _shown(who)
         self._peer = peer
         self._beside = {"identity": beside} if beside else {}
 

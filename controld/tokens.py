@@ -16,6 +16,8 @@ _KEPT = 4096
 _MOST_BYTES = 16 * 1024
 _MOST_GROUPS = 256
 _LONGEST_NAME = 256
+_END_OF_TIME_S = 253_402_300_799
+"""The last second of the year 9999."""
 
 _REASONS: tuple[tuple[type[jwt.PyJWTError], str], ...] = (
     (jwt.ExpiredSignatureError, "it has expired"),
@@ -91,6 +93,9 @@ class Verifier:
             except jwt.PyJWTError as error:
                 wrong = error
                 break
+            except OverflowError:
+                # A time beyond all numbers.
+                break
             return self._bearer(claims)
         raise Unauthenticated(f"token: {self._reason(wrong)}") from None
 
@@ -135,7 +140,8 @@ class Verifier:
             raise Unauthenticated(
                 f"token: claim {config.groups_claim}: expected at most {_MOST_GROUPS} names"
             )
-        return Bearer(str(subject), tuple(groups), float(claims["exp"]) + config.leeway_s)
+        until_s = min(float(claims["exp"]), _END_OF_TIME_S) + config.leeway_s
+        return Bearer(str(subject), tuple(groups), until_s)
 
 
 def _is_name(value: object) -> bool:

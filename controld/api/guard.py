@@ -24,6 +24,8 @@ _FACTS = (
 )  # fmt: skip
 """Fields of requests that the audit log tells, and their names there."""
 _FACTS_OF_REPLIES = (("task", "task"), ("pool", "pool"), ("request_id", "request_id"))
+_LONGEST_STREAM_S = 30 * 24 * 3600.0
+"""Of a stream that a token opened: timers of event loops do not take any number."""
 _NOBODY = Rule(None)
 _DENIALS = (name_of(Unauthenticated()), name_of(PermissionDenied()))
 
@@ -209,7 +211,8 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         """Return for how long a stream may go on: as long as the token that opened it."""
         if not caller.until_s:
             return None
-        return max(0.0, caller.until_s - self._clock.wall_ms() / 1000)
+        left_s = caller.until_s - self._clock.wall_ms() / 1000
+        return min(max(0.0, left_s), _LONGEST_STREAM_S)
 
     def now_s(self) -> float:
         """Return the time by which calls are measured."""

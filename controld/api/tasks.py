@@ -82,7 +82,8 @@ class TasksService(tasks_pb2_grpc.TasksServicer):
         self, request: tasks_pb2.CancelRequest, access: Access
     ) -> tasks_pb2.Task:
         await self._stories.check(access, request.task)
-        return await self._cancel(request.task, request.reason)
+        reason = request.reason or f"cancelled by {access.by or 'a client'}"
+        return await self._cancel(request.task, reason)
 
     async def Trace(  # noqa: N802
         self, request: tasks_pb2.TraceRequest, access: Access
@@ -99,7 +100,7 @@ class TasksService(tasks_pb2_grpc.TasksServicer):
 
     async def _cancel(self, task: str, reason: str) -> tasks_pb2.Task:
         check_task_id(task, self._cluster.settings.shards)
-        answer = await self._calls.cancel(task, reason or "cancelled by a client")
+        answer = await self._calls.cancel(task, reason)
         story = await self._stories.read(task)
         if not answer.cancelled:
             state = answer.state if answer.found else _state_name(story.task.state)

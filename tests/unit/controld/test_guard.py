@@ -373,6 +373,19 @@ async def test_a_servicer_that_forgets_to_ask_answers_only_who_may_see_all(door:
     assert (await full.Get(tasks_pb2.GetRequest(task=TASK))).task == TASK
 
 
+async def test_a_service_that_has_no_verb_is_closed_to_everybody(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(RULES, "/corefleet.v1.Tasks/Submit")
+    await door.open()
+    for channel in (door.channel("a.operator.corefleet"), door.plain_channel()):
+        request = tasks_pb2.SubmitRequest(pool="p", request_id="r-1")
+        code, details = await outcome(tasks_of(channel).Submit(request))
+        assert code is grpc.StatusCode.PERMISSION_DENIED
+        assert "may not call Submit: nobody may" in details
+    assert door.tasks.called == []
+
+
 async def test_other_grants_hold_for_streams_that_are_open(door: Door) -> None:
     await door.open()
     access = Access(
@@ -430,4 +443,4 @@ async def test_what_clients_write_stays_one_word_of_one_line(
     (line,) = audited()
     assert line["pool"].isprintable()
     assert " " not in line["pool"]
-    assert len(line["pool"]) < 300
+    assert len(line["pool"]) < 400

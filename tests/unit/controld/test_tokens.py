@@ -59,6 +59,8 @@ def test_a_good_token_names_its_subject_and_groups(algorithm: str, form: str) ->
         ({"sub": ""}, "claim sub"),
         ({"sub": "bob\nwho=root"}, "claim sub"),
         ({"sub": "b" * 300}, "claim sub"),
+        ({"exp": float("inf")}, "not as they should be"),
+        ({"exp": float("nan")}, "not as they should be"),
         ({"groups": [1]}, "claim groups"),
         ({"groups": {"a": "b"}}, "claim groups"),
         ({"groups": ["g"] * 300}, "claim groups"),
@@ -67,6 +69,10 @@ def test_a_good_token_names_its_subject_and_groups(algorithm: str, form: str) ->
 def test_a_wrong_claim_is_named(claims: dict[str, Any], reason: str) -> None:
     with pytest.raises(Unauthenticated, match=reason):
         bearer(ES.token(**claims))
+
+
+def test_a_token_for_ever_is_good_for_as_long_as_there_are_dates() -> None:
+    assert bearer(ES.token(exp=10**300)).until_s < 10**12
 
 
 def test_a_clock_that_is_a_little_off_is_forgiven() -> None:
