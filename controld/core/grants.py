@@ -36,7 +36,7 @@ class Who:
     subject: str = ""
     groups: tuple[str, ...] = ()
     plain: bool = False
-    """It came over plain text, which only this machine's own programs can."""
+    """It came over plain text, which is there only where somebody asked for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from corefleet.codec import encode
 from corefleet.config import AuthConfig, ControldConfig, LivenessConfig
 from corefleet.messages.records import ClusterSettings, PoolSpec
 from corefleet.subjects import Layout, pool_key
+from corefleet.tls import TlsFiles
 
 SETTINGS = ClusterSettings(shards=8, streams=2)
 POOL = PoolSpec(name="p", agent="some:Agent", slots=64)
@@ -54,6 +55,7 @@ class Plane:
         lease_ttl_s: float = 1.0,
         liveness: LivenessConfig | None = None,
         auth: AuthConfig | None = None,
+        tls: TlsFiles | None = None,
     ) -> Running:
         """Start a controld; what one of its parts dies of is kept in `failures`."""
         config = ControldConfig(
@@ -81,7 +83,7 @@ class Plane:
         registry = Registry(store, background)
         stack.push_async_callback(registry.close)
         await registry.start()
-        parts = Parts(config, cluster, background, registry, buses[1])
+        parts = Parts(config, cluster, background, registry, buses[1], tls)
         address = await parts.start(stack)
         return Running(address, store, log, parts, stack)
 

@@ -24,10 +24,13 @@ from corefleet.client import Client
 from corefleet.codec import encode
 from corefleet.config import AuthConfig, GrantConfig, LivenessConfig, LogConfig
 from corefleet.errors import CorefleetError, NotFound, PermissionDenied, Unauthenticated
+from corefleet.identity import Identity, Role
 from corefleet.messages.records import PoolSpec
 from corefleet.rpc import tasks_pb2
 from corefleet.subjects import pool_key
+from corefleet.tls import TlsFiles
 from tests.integration.fake_node import FakeNode, Gate
+from tests.servers.authority import Authority
 from tests.unit.controld.plane import SETTINGS, Plane, Running
 from tests.unit.controld.token_issuer import Issuer, write_jwks
 
@@ -335,6 +338,37 @@ async def when(true: Callable[[], bool], event: asyncio.Event) -> None:
 
 def count_of(lines: Logs, result: str) -> int:
     return sum(line["result"] == result for line in lines)
+
+
+async def test_over_tls_the_certificate_says_who_submits_and_what_one_may(
+    plane: Plane, tmp_path: Path
+) -> None:
+    authority, issuer = Authority(), Issuer()
+
+    def files(role: Role, name: str) -> TlsFiles:
+        wanted = authority.write(tmp_path / name, Identity(role, name))
+        return TlsFiles(wanted.ca, wanted.cert, wanted.key)
+
+    auth = AuthConfig(tokens=write_jwks(tmp_path / "keys.json", issuer))
+    running = await plane.controld("c1", liveness=PATIENT, auth=auth, tls=files("controld", "c1"))
+    async with (
+        Client(running.address, tls=files("operator", "alice")) as operator,
+        Client(running.address, tls=files("client", "batch")) as client,
+        Client(running.address, tls=files("agentd", "n1")) as node,
+        Client(running.address, tls=files("client", "gate"), token=issuer.token) as bearer,
+    ):
+        await owned(operator)
+        task = (await client.submit("p", "x")).task
+        assert (await client.get(task)).submitted_by == "client/batch"
+        for forbidden in (client.nodes, client.overview, node.nodes, lambda: node.get(task)):
+            with pytest.raises(PermissionDenied, match=r"^(client/batch|agentd/n1) may not"):
+                await forbidden()
+        found = await bearer.whoami()
+        assert (found.name, found.identity) == ("subject:bob", "client/gate")
+        with pytest.raises(PermissionDenied, match="subject:bob may not submit"):
+            await bearer.submit("p", "x")
+        assert (await operator.cancel(task)).submitted_by == "client/batch"
+    await running.stop()
 
 
 async def test_a_plane_without_auth_takes_everybody(plane: Plane) -> None:

@@ -19,7 +19,7 @@ def test_the_defaults_are_possible() -> None:
 
 
 def test_what_grants_can_say_is_possible() -> None:
-    text = f"""{GRANT}verbs = ["*"]
+    text = f"""insecure = true\n{GRANT}verbs = ["*"]
 pools = ["support*"]
 tenants = ["acme", ""]
 [[auth.grants]]

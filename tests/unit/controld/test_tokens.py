@@ -242,7 +242,9 @@ def test_the_check_of_a_configuration_reads_the_keys(tmp_path: Path, good: bool,
     if not good:
         Path(config.keys).write_bytes(private_pem())
     path = tmp_path / "controld.toml"
-    path.write_text(f'id = "c1"\n[auth.tokens]\nkeys = "{config.keys}"\nissuer = "{ISSUER}"\n')
+    path.write_text(
+        f'id = "c1"\ninsecure = true\n[auth.tokens]\nkeys = "{config.keys}"\nissuer = "{ISSUER}"\n'
+    )
     ran = CliRunner().invoke(main, ["--config", str(path), "--check-config"])
     assert ran.exit_code == code
     assert good or "holds a private key" in ran.stderr
