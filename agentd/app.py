@@ -236,7 +236,7 @@ async def _start(
         notifier=Notifier.from_environment(),
         version=program.version(),
     )
-    daemon = Daemon(here, bus, NatsLog(bus), clock, background)
+    daemon = Daemon(here, bus, NatsLog(bus, replicas=False), clock, background)
     tls = TlsFiles.of(config.tls)
     if tls is not None:
         background.spawn(tls.keep_looking(), "certificates")

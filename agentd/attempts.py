@@ -189,7 +189,7 @@ class Attempts:
             case OpenJournal(item=item, adopted=adopted):
                 self._background.spawn(self._open(item, adopted))
             case PublishReturned(returned=returned):
-                subject = shard_returned(shard_of_task(returned.task))
+                subject = shard_returned(shard_of_task(returned.task), returned.node)
                 self._bus.publish(subject, encode(returned))
             case AnswerInventory(answer=answer):
                 self._inventory = answer

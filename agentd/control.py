@@ -28,9 +28,9 @@ from corefleet.messages.wire import (
     YieldAttempt,
 )
 from corefleet.subjects import (
-    CONTROL_REGISTER,
     POOLS_CHANGED,
     VERDICTS,
+    control_register,
     digest,
     node_assign,
     node_drop,
@@ -97,10 +97,11 @@ class Control:
     async def register(self, registration: NodeRegistration) -> NodeRegistered:
         """Register until a controld takes it; its answer has the node's epoch."""
         payload = encode(RegisterNode(registration=registration))
+        subject = control_register(registration.node)
         pause = _FIRST_PAUSE_S
         while True:
             try:
-                answer = await self._bus.request(CONTROL_REGISTER, payload, _ANSWER_S)
+                answer = await self._bus.request(subject, payload, _ANSWER_S)
                 registered = decode(answer, NodeRegistered)
                 if not registered.error:
                     return registered

@@ -46,7 +46,7 @@ from corefleet.messages.records import (
 )
 from corefleet.messages.wire import Heartbeat
 from corefleet.store import Compare, Put
-from corefleet.subjects import VERDICTS, beats, digest, lost_key, rack_key
+from corefleet.subjects import VERDICTS, beats, digest, lost_key, rack_key, sender_of
 
 _log = structlog.get_logger(__name__)
 
@@ -130,7 +130,7 @@ class RackRunner:
 
     def _beat(self, message: Incoming) -> None:
         beat = heard(message, Heartbeat, "heartbeat")
-        if beat is None:
+        if beat is None or beat.node != sender_of(message.subject):
             return
         self._feed(BeatReceived(beat))
 

@@ -27,6 +27,7 @@ from corefleet.subjects import (
     name_in_key,
     node_key,
     pool_key,
+    sender_of,
 )
 
 _log = structlog.get_logger(__name__)
@@ -123,6 +124,8 @@ class Registrar:
     async def _answer(self, message: Incoming) -> None:
         try:
             asked = decode(message.payload, RegisterNode).registration
+            if asked.node != (sender := sender_of(message.subject)):
+                raise InvalidInput("node", asked.node, f"{sender}, which registers")
             answer = await self.register(asked)
         except (InvalidInput, CorruptRecord, Unavailable) as error:
             _log.warning("registration refused", error=str(error))

@@ -63,11 +63,13 @@ from corefleet.messages.wire import (
     TaskReturned,
 )
 from corefleet.subjects import (
+    call_of,
     events,
     kind_of,
     node_drop,
     node_inventory,
     node_yield,
+    sender_of,
     shard_calls,
 )
 
@@ -426,9 +428,11 @@ class ShardRunner:
             _log.warning("call is not usable", subject=message.subject, error=str(error))
 
     def _answer(self, message: Incoming) -> None:
-        match message.subject.rpartition(".")[2]:
+        match call_of(message.subject):
             case "returned":
                 given = decode(message.payload, TaskReturned)
+                if given.node != (sender := sender_of(message.subject)):
+                    raise CorruptRecord(f"{sender} gives back what {given.node} has")
                 self.handle(AttemptReturned(given.task, given.attempt, given.node, given.reason))
             case "cancel":
                 asked = decode(message.payload, CancelTask)

@@ -13,7 +13,13 @@ Kinds in a stream, by who reads them:
 
 from __future__ import annotations
 
+from typing import Literal
+
 from corefleet.errors import InvalidInput
+
+AnyToken = Literal["*"]
+ANY: AnyToken = "*"
+"""In place of a node, shard, stream or any other token: each one there is."""
 
 
 class Layout:
@@ -60,6 +66,15 @@ class Layout:
     def task_or_result(self, shard: int, task: str) -> str:
         """Filter for the task's record and its result, and nothing else."""
         return f"cf.{self.stream_of(shard)}.*.{shard}.task.{task}"
+
+
+# What there is of each kind in all streams, for permissions.
+
+ALL_TASKS = "cf.*.own.*.task.*"
+ALL_HEADS = "cf.*.own.*.head.*.*"
+ALL_OWNERS = "cf.*.own.*.owner"
+ALL_JOURNALS = "cf.*.log.*.*"
+ALL_RESULTS = "cf.*.res.*.task.*"
 
 
 def stream_name(stream: int) -> str:
@@ -140,8 +155,14 @@ def node_inventory(node: str) -> str:
     return f"cf.node.{node}.inventory"
 
 
-CONTROL_REGISTER = "cf.control.register"
-"""Request to any controld: RegisterNode -> NodeRegistered."""
+CONTROL_REGISTER = "cf.control.register.*"
+"""Registrations of all nodes."""
+
+
+def control_register(node: str) -> str:
+    """Request to any controld: RegisterNode -> NodeRegistered."""
+    return f"cf.control.register.{node}"
+
 
 CONTROL_SUBMIT = "cf.control.submit"
 """Request to any controld, from an agent's turn.send: SubmitMessage -> SubmitAnswer."""
@@ -153,27 +174,37 @@ POOLS_CHANGED = "cf.pools"
 """Publish: PoolsChanged, from the controld that applied a pool."""
 
 
-def shard_calls(shard: int) -> str:
+def shard_calls(shard: int | AnyToken) -> str:
     """All that the owner of a shard answers."""
-    return f"cf.shard.{shard}.*"
+    return f"cf.shard.{shard}.>"
 
 
-def shard_returned(shard: int) -> str:
+def call_of(subject: str) -> str:
+    """Return `returned`, `cancel`, `explain` or `list` for a call to the owner of a shard."""
+    return subject.split(".", 4)[3]
+
+
+def sender_of(subject: str) -> str:
+    """Return the node that a subject ends in: only that node may publish there."""
+    return subject.rpartition(".")[2]
+
+
+def shard_returned(shard: int | AnyToken, node: str) -> str:
     """Publish: TaskReturned, from a node that gives an attempt back."""
-    return f"cf.shard.{shard}.returned"
+    return f"cf.shard.{shard}.returned.{node}"
 
 
-def shard_cancel(shard: int) -> str:
+def shard_cancel(shard: int | AnyToken) -> str:
     """Request: CancelTask -> CancelAnswer."""
     return f"cf.shard.{shard}.cancel"
 
 
-def shard_explain(shard: int) -> str:
+def shard_explain(shard: int | AnyToken) -> str:
     """Request: ExplainTask -> ExplainAnswer."""
     return f"cf.shard.{shard}.explain"
 
 
-def shard_list(shard: int) -> str:
+def shard_list(shard: int | AnyToken) -> str:
     """Request: ListTasks -> TaskList."""
     return f"cf.shard.{shard}.list"
 
@@ -191,7 +222,59 @@ def events_of(task: str) -> str:
     return f"cf.events.*.{task}"
 
 
+# Answers. Who is told the name of an inbox can answer there; nobody else knows it.
+
+INBOX = "_INBOX."
+"""What every subject for answers begins with: nothing is answered elsewhere."""
+PLAIN_INBOXES = f"{INBOX}cf"
+"""Inboxes of programs without a certificate."""
+ALL_INBOXES = f"{INBOX}>"
+
+
+def inboxes(role: str, name: str) -> str:
+    """What the inboxes of one holder of a certificate begin with; it alone may listen there."""
+    return f"{INBOX}{role}.{name}"
+
+
+# JetStream's API.
+
+
+def stream_info(stream: str) -> str:
+    return f"$JS.API.STREAM.INFO.{stream}"
+
+
+def stream_create(stream: str) -> str:
+    return f"$JS.API.STREAM.CREATE.{stream}"
+
+
+def stream_message(stream: str) -> str:
+    """Request: one message, from the stream's leader, wrapped in JSON."""
+    return f"$JS.API.STREAM.MSG.GET.{stream}"
+
+
+def stream_messages(stream: str) -> str:
+    """Request: messages as they were stored, from any replica."""
+    return f"$JS.API.DIRECT.GET.{stream}"
+
+
+def consumer_create(stream: str, consumer: str) -> str:
+    return f"$JS.API.CONSUMER.CREATE.{stream}.{consumer}"
+
+
+def consumer_delete(stream: str, consumer: str) -> str:
+    return f"$JS.API.CONSUMER.DELETE.{stream}.{consumer}"
+
+
+FLOW_CONTROL = "$JS.FC.>"
+"""Where a consumer's server hears that its messages were taken."""
+JETSTREAM_API = "$JS.API.>"
+SNAPSHOTS = "$JS.SNAPSHOT.>"
+"""Chunks of a stream that is restored, and receipts for chunks of one that is saved."""
+
 # etcd keys.
+
+EVERY_KEY = "/corefleet/"
+"""What all keys begin with."""
 
 SETTINGS = "/corefleet/settings"
 CONTROLDS = "/corefleet/controlds/"

@@ -16,6 +16,8 @@ from corefleet.adapters.nats_connection import Connection
 from corefleet.bus import Incoming
 from corefleet.config import NatsConfig
 from corefleet.errors import CorefleetError, NoResponders, Timeout, Unavailable
+from corefleet.pki.holder import holder
+from corefleet.subjects import INBOX, PLAIN_INBOXES, inboxes
 from corefleet.tls import TlsFiles
 
 _log = structlog.get_logger(__name__)
@@ -71,7 +73,9 @@ class NatsBus:
         self._keeper: asyncio.Task[None] | None = None
         self._listeners: list[Callable[[bool], None]] = []
         self._subscriptions: dict[Subscription, None] = {}
-        self._inbox = f"_INBOX.cf.{secrets.token_hex(8)}."
+        self.inboxes = _inboxes(self._tls)
+        """What all our inboxes begin with."""
+        self._inbox = f"{self.inboxes}.{secrets.token_hex(8)}."
         self._inbox_size = len(self._inbox)
         self._calls: dict[bytes, _Call] = {}
         self._numbers = 0
@@ -203,7 +207,9 @@ class NatsBus:
     ) -> Subscription:
         def receive(message: Delivery) -> None:
             subject, reply = message.subject.decode(), message.reply.decode()
-            handler(Incoming(subject, message.payload, reply))
+            # Nobody can make us say something to somebody else by asking for the answer there.
+            answer_to = reply if reply.startswith(INBOX) else ""
+            handler(Incoming(subject, message.payload, answer_to))
 
         return await self.listen(subject, receive, queue)
 
@@ -372,3 +378,9 @@ class NatsBus:
                 listener(connected)
             except Exception as error:  # noqa: BLE001 - the connection outlives its listeners
                 self._on_error(error)
+
+
+def _inboxes(tls: TlsFiles | None) -> str:
+    """Return what our inboxes begin with: those of our certificate's holder, if there is one."""
+    identity = None if tls is None else holder(tls.current().cert)
+    return PLAIN_INBOXES if identity is None else inboxes(identity.role, identity.name)

@@ -20,6 +20,7 @@ from corefleet.adapters.nats_bus import NatsBus, Subscription
 from corefleet.adapters.nats_client import Delivery
 from corefleet.bus import Stored
 from corefleet.errors import CorefleetError, Unavailable
+from corefleet.subjects import consumer_create, consumer_delete
 
 _log = structlog.get_logger(__name__)
 
@@ -124,7 +125,7 @@ class NatsFollower:
         self._next_in_consumer = 1
         generation = self._generation
         name = self._consumer = f"{self._id}-{generation}"
-        inbox = f"_INBOX.cf.follow.{name}"
+        inbox = f"{self._bus.inboxes}.follow.{name}"
 
         def receive(message: Delivery) -> None:
             if generation == self._generation and not self._closed:
@@ -153,7 +154,7 @@ class NatsFollower:
             config["filter_subjects"] = self._filters
         body = {"stream_name": self._stream, "config": config, "action": "create"}
         answer = await self._bus.call(
-            f"$JS.API.CONSUMER.CREATE.{self._stream}.{name}", msgspec.json.encode(body), _CREATE_S
+            consumer_create(self._stream, name), msgspec.json.encode(body), _CREATE_S
         )
         error = decode_answer(answer.payload, ConsumerAnswer).error
         if error is not None:
@@ -167,7 +168,7 @@ class NatsFollower:
             return
         self._subscription = None
         await subscription.close()
-        self._bus.publish(f"$JS.API.CONSUMER.DELETE.{self._stream}.{self._consumer}", b"")
+        self._bus.publish(consumer_delete(self._stream, self._consumer), b"")
 
     def _receive(self, message: Delivery) -> None:
         if self._busy is not None:

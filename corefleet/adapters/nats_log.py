@@ -25,7 +25,15 @@ from corefleet.adapters.nats_follow import NatsFollower
 from corefleet.bus import Entry, Stored
 from corefleet.errors import CorefleetError, Incompatible, InvalidInput, NotFound, Unavailable
 from corefleet.messages.records import ClusterSettings
-from corefleet.subjects import Layout, stream_name, stream_name_of
+from corefleet.subjects import (
+    Layout,
+    stream_create,
+    stream_info,
+    stream_message,
+    stream_messages,
+    stream_name,
+    stream_name_of,
+)
 
 A = TypeVar("A", Ack, StreamAnswer, MessageAnswer)
 
@@ -40,11 +48,13 @@ class NatsLog:
 
     A timeout is never retried here: whether the message was stored is for the caller to
     find out (docs/architecture.md, rule 2). `max_bytes` is given to streams that
-    `ensure` creates; -1 is no limit.
+    `ensure` creates; -1 is no limit. Without `replicas` only a stream's leader is asked for
+    messages, one by one: a node may ask nobody else (docs/security.md).
     """
 
-    def __init__(self, bus: NatsBus, max_bytes: int = -1) -> None:
+    def __init__(self, bus: NatsBus, max_bytes: int = -1, *, replicas: bool = True) -> None:
         self._bus = bus
+        self._replicas = replicas
         self._max_bytes = max_bytes
         self._batches = secrets.token_hex(6)
         self._batch_number = 0
@@ -56,11 +66,11 @@ class NatsLog:
             expected = stream_config(
                 name, layout.stream_subjects(stream), settings.replicas, self._max_bytes
             )
-            found = await self._api(f"STREAM.INFO.{name}", None, _ENSURE_S, StreamAnswer)
+            found = await self._api(stream_info(name), None, _ENSURE_S, StreamAnswer)
             if found.error is not None and found.error.err_code == _STREAM_NOT_FOUND:
-                found = await self._api(f"STREAM.CREATE.{name}", expected, _ENSURE_S, StreamAnswer)
+                found = await self._api(stream_create(name), expected, _ENSURE_S, StreamAnswer)
             if found.error is not None and found.error.err_code == _STREAM_EXISTS:
-                found = await self._api(f"STREAM.INFO.{name}", None, _ENSURE_S, StreamAnswer)
+                found = await self._api(stream_info(name), None, _ENSURE_S, StreamAnswer)
             if found.error is not None:
                 raise answer_error(found.error, f"stream {name}")
             wrong = wrong_setting(found.config, expected)
@@ -131,9 +141,10 @@ class NatsLog:
         Any replica is asked first; only its having `through` proves the answer whole,
         else the leader is asked message by message.
         """
-        messages = await self._read_replica(subject, through, timeout_s)
-        if messages and messages[-1].sequence == through:
-            return messages
+        if self._replicas:
+            messages = await self._read_replica(subject, through, timeout_s)
+            if messages and messages[-1].sequence == through:
+                return messages
         return await self._read_leader(subject, through, timeout_s)
 
     async def follow(
@@ -150,7 +161,7 @@ class NatsLog:
 
     async def usage(self, stream: int, timeout_s: float) -> float:
         name = stream_name(stream)
-        found = await self._api(f"STREAM.INFO.{name}", None, timeout_s, StreamAnswer)
+        found = await self._api(stream_info(name), None, timeout_s, StreamAnswer)
         if found.error is not None:
             raise answer_error(found.error, f"stream {name}")
         limit = found.config.get("max_bytes", -1)
@@ -162,14 +173,14 @@ class NatsLog:
         self, call: str, body: dict[str, object] | None, timeout_s: float, kind: type[A]
     ) -> A:
         payload = b"" if body is None else msgspec.json.encode(body)
-        answer = await self._bus.call(f"$JS.API.{call}", payload, timeout_s)
+        answer = await self._bus.call(call, payload, timeout_s)
         return decode_answer(answer.payload, kind)
 
     async def _message(
         self, subject: str, body: dict[str, object], timeout_s: float
     ) -> Stored | None:
         name = stream_name_of(subject)
-        answer = await self._api(f"STREAM.MSG.GET.{name}", body, timeout_s, MessageAnswer)
+        answer = await self._api(stream_message(name), body, timeout_s, MessageAnswer)
         if answer.error is not None:
             if answer.error.err_code == NO_MESSAGE:
                 return None
@@ -187,7 +198,7 @@ class NatsLog:
                 {"next_by_subj": subject, "seq": start, "batch": _READ_BATCH}
             )
             answers = await self._bus.call_many(
-                f"$JS.API.DIRECT.GET.{stream_name_of(subject)}", body, timeout_s
+                stream_messages(stream_name_of(subject)), body, timeout_s
             )
             for answer in answers[:-1]:
                 sequence = int(answer.header(b"Nats-Sequence") or 0)

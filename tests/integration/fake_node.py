@@ -42,9 +42,9 @@ from corefleet.messages.wire import (
 )
 from corefleet.messages.wire import Heartbeat as Beat
 from corefleet.subjects import (
-    CONTROL_REGISTER,
     Layout,
     beat,
+    control_register,
     events,
     node_assign,
     node_drop,
@@ -171,7 +171,7 @@ class FakeNode:
         async with asyncio.timeout(10):
             while True:
                 try:
-                    answer = await self._bus.request(CONTROL_REGISTER, payload, 2.0)
+                    answer = await self._bus.request(control_register(self.name), payload, 2.0)
                     break
                 except (NoResponders, Timeout):
                     await asyncio.sleep(0.05)
@@ -274,7 +274,9 @@ class FakeNode:
                 node_epoch=self.epoch,
                 reason=asked.reason,
             )
-            self._bus.publish(shard_returned(shard_of_task(asked.task)), encode(returned))
+            self._bus.publish(
+                shard_returned(shard_of_task(asked.task), self.name), encode(returned)
+            )
 
     def _inventory(self, message: Incoming) -> None:
         query = decode(message.payload, InventoryQuery)

@@ -46,6 +46,7 @@ from corefleet.messages.wire import (
     YieldAttempt,
 )
 from corefleet.subjects import (
+    ANY,
     CONTROL_REGISTER,
     POOLS_CHANGED,
     VERDICTS,
@@ -98,7 +99,7 @@ class ScriptedControl:
                 decode(m.payload, EventBatch).events
             ),
             **{
-                shard_returned(shard): lambda m: control.returned.append(
+                shard_returned(shard, ANY): lambda m: control.returned.append(
                     decode(m.payload, TaskReturned)
                 )
                 for shard in range(control.settings.shards)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -45,6 +46,7 @@ class NatsServer:
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
         self._lines: deque[str] = deque(maxlen=200)
+        self._watched: list[tuple[str, Callable[[], None]]] = []
 
     @property
     def url(self) -> str:
@@ -91,6 +93,10 @@ class NatsServer:
         """Return the last lines that the server wrote."""
         return "".join(self._lines)
 
+    def watch(self, words: str, seen: Callable[[], None]) -> None:
+        """Call `seen`, in another thread, at each line of output from now on with `words`."""
+        self._watched.append((words, seen))
+
     def __enter__(self) -> NatsServer:
         self.start()
         return self
@@ -107,7 +113,7 @@ class NatsServer:
     def _launch(self) -> bool:
         command = [
             *(str(find_nats_server()), "--addr", "127.0.0.1", "--port", str(self._port)),
-            *("--jetstream", "--store_dir", str(self._directory / "data")),
+            *self._stored(),
             *self._arguments,
         ]
         self._process = subprocess.Popen(
@@ -121,12 +127,18 @@ class NatsServer:
             return False
         return True
 
+    def _stored(self) -> tuple[str, ...]:
+        return ("--jetstream", "--store_dir", str(self._directory / "data"))
+
     def _read(self, process: subprocess.Popen[str], ready: threading.Event) -> None:
         """Follow the output to its end, so that the server never waits for a full pipe."""
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
                 self._lines.append(line)
+                for words, seen in list(self._watched):
+                    if words in line:
+                        seen()
                 if READY in line:
                     ready.set()
         process.wait()

@@ -31,9 +31,9 @@ from corefleet.messages.wire import (
     YieldAttempt,
 )
 from corefleet.subjects import (
-    CONTROL_REGISTER,
     Layout,
     beat,
+    control_register,
     node_assign,
     node_drop,
     node_inventory,
@@ -172,7 +172,7 @@ class SimFleet:
         give_up = time.monotonic() + _GIVE_UP_S
         while True:
             try:
-                answer = await self._bus.request(CONTROL_REGISTER, payload, _REGISTER_S)
+                answer = await self._bus.request(control_register(node.name), payload, _REGISTER_S)
                 registered = decode(answer, NodeRegistered)
                 why = registered.error
             except (NoResponders, Timeout) as error:
@@ -252,7 +252,7 @@ class SimFleet:
             node_epoch=node.epoch,
             reason=reason,
         )
-        self._bus.publish(shard_returned(shard_of_task(record.task)), encode(returned))
+        self._bus.publish(shard_returned(shard_of_task(record.task), node.name), encode(returned))
 
     def _dropped(self, message: Incoming) -> None:
         node = self._node_of(message)

@@ -53,7 +53,7 @@ from corefleet.messages.wire import (
     TaskReturned,
     TokenText,
 )
-from corefleet.subjects import CONTROL_SUBMIT, Layout, events_to, shard_returned
+from corefleet.subjects import ANY, CONTROL_SUBMIT, Layout, events_to, shard_returned
 
 SETTINGS = ClusterSettings(shards=4, streams=1)
 LAYOUT = Layout(4, 1)
@@ -152,7 +152,7 @@ async def scene() -> AsyncIterator[Scene]:
     await log.ensure(SETTINGS)
     scene = Scene(server, bus, log)
     await bus.subscribe(events_to("c1"), scene.heard)
-    await bus.subscribe(shard_returned(1), scene.given_back)
+    await bus.subscribe(shard_returned(1, ANY), scene.given_back)
     yield scene
     await scene.attempts.settled(5.0)
     await scene.background.close()

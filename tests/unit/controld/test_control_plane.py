@@ -24,9 +24,9 @@ from corefleet.messages.wire import (
 from corefleet.rpc import tasks_pb2
 from corefleet.store import Changes
 from corefleet.subjects import (
-    CONTROL_REGISTER,
     CONTROL_SUBMIT,
     SHARDS,
+    control_register,
     kind_of,
     lost_key,
     node_key,
@@ -210,7 +210,7 @@ async def test_a_node_resumes_its_newest_epoch_unless_it_was_found_lost(
 
     async def ask(epoch: int) -> int:
         asked = RegisterNode(registration=NodeRegistration(node="n1", epoch=epoch))
-        answer = await bus.request(CONTROL_REGISTER, encode(asked), 5)
+        answer = await bus.request(control_register("n1"), encode(asked), 5)
         return decode(answer, NodeRegistered).epoch
 
     assert await ask(7) == 1, "an epoch that nobody knows is not resumed"

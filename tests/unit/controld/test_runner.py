@@ -240,7 +240,7 @@ async def test_calls_wait_for_the_barrier(shard: Shard) -> None:
     starting = asyncio.create_task(shard.runner.start())
     await asyncio.sleep(0)
     given = TaskReturned(task=TASK, attempt=1, node="n1", node_epoch=1, reason="full")
-    shard.bus.publish(shard_returned(SHARD), encode(given))
+    shard.bus.publish(shard_returned(SHARD, "n1"), encode(given))
     release.set()
     await starting
     await shard.core.until(AttemptReturned)
