@@ -34,6 +34,8 @@ VERBS = {
     "model": "Fetch a model file.",
     "doctor": "Check a client, a control node or a node, and say what to do.",
     "support-bundle": "Collect what a bug report needs, without secrets.",
+    "etcd-auth": "Let only controlds and operators into etcd.",
+    "nats-config": "Print a configuration of nats-server: who may say and hear what.",
     "nats-config": "Print a configuration of nats-server: who may say and hear what.",
 }
 
