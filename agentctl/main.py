@@ -36,7 +36,6 @@ VERBS = {
     "support-bundle": "Collect what a bug report needs, without secrets.",
     "etcd-auth": "Let only controlds and operators into etcd.",
     "nats-config": "Print a configuration of nats-server: who may say and hear what.",
-    "nats-config": "Print a configuration of nats-server: who may say and hear what.",
 }
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from cryptography import x509
 
-from corefleet.identity import Identity
-from corefleet.pki.certificates import facts
+from corefleet.identity import Identity, find_identity
 
 
 def holder(pem: bytes) -> Identity | None:
@@ -13,4 +12,9 @@ def holder(pem: bytes) -> Identity | None:
 
     Raises ValueError when there is no certificate.
     """
-    return facts(x509.load_pem_x509_certificates(pem)[0]).identity
+    extensions = x509.load_pem_x509_certificates(pem)[0].extensions
+    try:
+        names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return None
+    return find_identity(names.get_values_for_type(x509.DNSName))

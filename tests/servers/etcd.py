@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from agentctl.local.processes import free_port
 from corefleet.adapters.servers import find_etcd
@@ -92,7 +93,7 @@ class EtcdServer:
         """Return the last lines that the server wrote."""
         return "".join(self._lines)
 
-    def __enter__(self) -> EtcdServer:
+    def __enter__(self) -> Self:
         self.start()
         return self
 

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from corefleet.adapters.servers import find_nats_server
 from corefleet.config import TlsConfig
@@ -97,7 +98,7 @@ class NatsServer:
         """Call `seen`, in another thread, at each line of output from now on with `words`."""
         self._watched.append((words, seen))
 
-    def __enter__(self) -> NatsServer:
+    def __enter__(self) -> Self:
         self.start()
         return self
 

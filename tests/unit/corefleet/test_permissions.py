@@ -212,6 +212,17 @@ def test_only_nodes_answer_by_the_right_to_respond() -> None:
     assert [who for who in IDENTITIES if given_to(who).responses] == ["node"]
 
 
+SPELLINGS: tuple[Callable[[str], str], ...] = (
+    lambda w: subjects.beat(w, w),
+    lambda w: subjects.node_assign(w),
+    lambda w: subjects.observe(w),
+    lambda w: subjects.overview_of(w),
+    lambda w: subjects.events(w, w),
+    lambda w: subjects.control_register(w),
+    lambda w: subjects.shard_returned(3, w),
+)
+"""Every subject of core NATS that a name stands in."""
+
 names = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,20}\Z")
 
 
@@ -252,19 +263,7 @@ def test_rights_on_streams_touch_nothing_else(me: str) -> None:
         subjects.ALL_JOURNALS,
         subjects.ALL_RESULTS,
     )
-    core = [
-        spell(word)
-        for word in ("own", "log", "res", "task", "head")
-        for spell in (
-            lambda w: subjects.beat(w, w),
-            lambda w: subjects.node_assign(w),
-            lambda w: subjects.observe(w),
-            lambda w: subjects.overview_of(w),
-            lambda w: subjects.events(w, w),
-            lambda w: subjects.control_register(w),
-            lambda w: subjects.shard_returned(3, w),
-        )
-    ]
+    core = [spell(word) for word in ("own", "log", "res", "task", "head") for spell in SPELLINGS]
 
     assert set(of_streams) <= set(mine.publish)
     assert not any(may(subject, of_streams) for subject in core)
