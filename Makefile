@@ -4,7 +4,7 @@ ARGS ?=
 MACHINES ?=
 SEEDS ?= 200
 
-BENCHES := takeover noop step place discover regulator fleet
+BENCHES := takeover noop step place discover regulator fleet metrics
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test-programs setup-bench demo models test check format proto proto-check lock \

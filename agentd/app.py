@@ -241,10 +241,8 @@ async def _start(
     if tls is not None:
         background.spawn(tls.keep_looking(), "certificates")
     if config.metrics:
-        measured = metrics.Metrics()
-        measured.registry.register(
-            NodeCollector(daemon.node, daemon.troubles, daemon.isolation, daemon.out_of_memory)
-        )
+        measured = metrics.Metrics(program.version())
+        measured.registry.register(NodeCollector(daemon, replicas.states))
         scraped = metrics.serve(measured, config.metrics, tls)
         stack.push_async_callback(asyncio.to_thread, scraped.close)
     stack.push_async_callback(daemon.close)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,7 +141,7 @@ class Daemon:
         socket = Path(config.heartbeat_socket) if config.heartbeat_socket else None
         self._beats = Beats(self._heartbeat_setup(), self._status, background, socket)
         self._watchdog = Watchdog(here.notifier, lambda: self._beats.sent)
-        self._health = HealthWatch(
+        self.health = HealthWatch(
             here.host,
             {"data_dir": Path(config.data_dir), "run_dir": here.rooms.run},
             clock,
@@ -178,13 +178,13 @@ class Daemon:
     def probe_address(self) -> str:
         return self._probe.address
 
-    def troubles(self) -> tuple[str, ...]:
-        """Return one line for each process that fails again and again."""
-        return self._supervisor.troubles()
+    @property
+    def supervisor(self) -> Supervisor:
+        return self._supervisor
 
-    def out_of_memory(self) -> Mapping[UnitKey, int]:
-        """Return how often the kernel killed processes of each unit for want of memory."""
-        return self._supervisor.out_of_memory()
+    @property
+    def beats_sent(self) -> int:
+        return self._beats.sent
 
     async def start(self) -> None:
         """Register, start what the pools need, and return when it is ready.
@@ -217,8 +217,8 @@ class Daemon:
         self._tick()
         await self.isolation.start()
         push(self.isolation.close)
-        self._health.start()
-        push(self._health.close)
+        self.health.start()
+        push(self.health.close)
         push(stop, self._background.spawn(self._keep_registered(), "registration"))
         if not self._launcher.outlives:
             await self._supervisor.settled()
@@ -403,7 +403,7 @@ class Daemon:
             self._replan(self._pools)
 
     def _registration(self) -> NodeRegistration:
-        plan, health = self._plan, self._health.latest
+        plan, health = self._plan, self.health.latest
         return NodeRegistration(
             node=self._config.node_id,
             rack=self._config.rack,

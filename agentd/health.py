@@ -89,12 +89,18 @@ class HealthWatch:
         self._read_clock = read_clock or (kernel_clock if host.live else lambda: None)
         self._read_disk = read_disk or disk_state
         self._latest: HealthVerdict | None = None
+        self._samples: tuple[Sample, ...] = ()
         self._work: asyncio.Task[None] | None = None
 
     @property
     def latest(self) -> HealthVerdict | None:
         """The newest verdict; None before the first sample."""
         return self._latest
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """What was sampled last; none before the first time."""
+        return self._samples
 
     def start(self) -> None:
         """Begin to sample, at once and then every `every_s`."""
@@ -112,6 +118,7 @@ class HealthWatch:
             not_judged += ("heartbeats: nobody counts them",)
         else:
             samples.append(BeatsSent(*self._beats()))
+        self._samples = tuple(samples)
         verdict = self._health.take(samples, self._clock.monotonic(), not_judged)
         before, self._latest = self._latest, verdict
         if before is None and not_judged:
@@ -191,6 +198,7 @@ def kernel_clock() -> ClockState | None:
     return ClockState(
         synchronised=state != _TIME_ERROR and not words.status & _STA_UNSYNC,
         error_s=max(abs(words.offset) * unit_s, words.esterror * 1e-6),
+        offset_s=words.offset * unit_s,
     )
 
 

@@ -80,6 +80,7 @@ class Supervisor:
         self._listeners: list[Callable[[], None]] = []
         self._attend: Callable[[Process], Awaitable[None]] | None = None
         self._ooms: dict[UnitKey, int] = {}
+        self._failures: dict[UnitKey, int] = {}
         self._stuck: dict[str, str] = {}
         """Instances that are killed, with what to say of it instead of the signal, if anything."""
 
@@ -165,6 +166,10 @@ class Supervisor:
         """Return how often processes of each unit ended for want of memory."""
         return dict(self._ooms)
 
+    def failures(self) -> Mapping[UnitKey, int]:
+        """Return how often each unit's processes ended unasked, or could not be started."""
+        return dict(self._failures)
+
     def troubled(self, unit: UnitKey) -> bool:
         """Whether `unit` fails again and again."""
         return self._core.troubled(unit)
@@ -229,6 +234,7 @@ class Supervisor:
         except LaunchFailed as error:
             _log.warning("Process not started", process=instance, reason=str(error))
             self._starting.discard(instance)
+            self._failures[unit] = self._failures.get(unit, 0) + 1
             self._over(unit, instance, str(error), hopeless=False)
             return
         self._processes[instance] = process
@@ -251,6 +257,7 @@ class Supervisor:
         if oom:
             self._ooms[unit] = self._ooms.get(unit, 0) + 1
         if self._core.phase_of(instance) != "stopping":
+            self._failures[unit] = self._failures.get(unit, 0) + 1
             _log.warning("Process ended", process=instance, pid=process.pid, reason=reason, oom=oom)
         self._over(unit, instance, reason, hopeless=status == ExitStatus(code=HOPELESS_EXIT))
 

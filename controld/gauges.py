@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from controld.core.beat_meter import BeatMeter
 from controld.core.overview import Tallies
 from corefleet.metrics import Metrics
 
 _SILENCE_BUCKETS_S = (0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.9, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
+_LATE_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+_GAP_BUCKETS_S = (0.1, 0.15, 0.19, 0.21, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.65, 1.0, 2.0, 5.0)
 DECISION_BUCKETS_S = (
     *(0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001),
     *(0.002, 0.005, 0.01, 0.02, 0.05, 0.2),
@@ -23,15 +26,27 @@ class AdmissionGauges:
         self.not_admitted = metrics.counter(
             "corefleet_not_admitted", "Submissions over a limit, by the limit.", ["pool", "cause"]
         )
-        self.quota_share = metrics.gauge(
-            "corefleet_quota_share", "What this controld may spend of a shared quota.", ["quota"]
+        self.quota_rate = metrics.gauge(
+            "corefleet_quota_tasks_per_second",
+            "Submissions a second that this controld may accept of a pool's shared rate.",
+            ["pool"],
+        )
+        self.quota_places = metrics.gauge(
+            "corefleet_quota_places",
+            "Places that this controld's tasks may use of a pool's shared limit.",
+            ["pool"],
         )
         self.shed_batch = metrics.gauge(
-            "corefleet_batch_shed_share", "Share of batch submissions shed for want of CPU."
+            "corefleet_batch_shed_ratio", "Share of batch submissions shed for want of CPU."
         )
         self.online_limit = metrics.gauge(
             "corefleet_online_limit_per_second",
             "Online submissions a second that the CPU allows; 0 is no limit.",
+        )
+        self.stream_used = metrics.gauge(
+            "corefleet_stream_used_ratio",
+            "Share of its size limit that the fullest stream uses; submissions are refused "
+            "from 0.8 on.",
         )
         self.submit_s = metrics.histogram(
             "corefleet_submit_seconds", "Time until a task is durable."
@@ -66,12 +81,20 @@ class PlacementGauges:
         self.yields = metrics.counter(
             "corefleet_yields_asked", "Attempts that nodes were asked to give back."
         )
+        self.queued = metrics.gauge(
+            "corefleet_queued_tasks", "Tasks of our shards that wait for a place.", ["pool"]
+        )
+        self.in_flight = metrics.gauge(
+            "corefleet_in_flight_tasks", "Tasks of our shards that have a place.", ["pool"]
+        )
         self.balance = metrics.gauge(
-            "corefleet_balance_variation",
+            "corefleet_balance_variation_ratio",
             "Coefficient of variation, over serving nodes, of the share of places in use.",
         )
         self.pool_balance = metrics.gauge(
-            "corefleet_pool_balance_variation", "The same for the places of one pool.", ["pool"]
+            "corefleet_pool_balance_variation_ratio",
+            "The same, for the places of one pool.",
+            ["pool"],
         )
 
 
@@ -95,6 +118,23 @@ class ShardGauges:
             "corefleet_takeover_seconds", "Time from owning a shard until deciding for it."
         )
         self.shards = metrics.gauge("corefleet_shards", "Shards that this controld decides for.")
+        self.shards_configured = metrics.gauge(
+            "corefleet_shards_configured", "Shards that the cluster has."
+        )
+        self.unowned = metrics.gauge(
+            "corefleet_unowned_units",
+            "Shards, and racks with nodes, that no registered controld owns, as seen from here.",
+            ["kind"],
+        )
+        self.controlds = metrics.gauge(
+            "corefleet_controlds", "Registered controlds, as seen from here."
+        )
+        self.may_act = metrics.gauge(
+            "corefleet_may_act", "1 while this controld's lease in etcd lets it decide."
+        )
+        self.nats_connected = metrics.gauge(
+            "corefleet_nats_connected", "1 while connected to NATS.", ["use"]
+        )
         self.units_won = metrics.counter(
             "corefleet_units_won",
             "Shards and racks won: from the dead, or free ones.",
@@ -111,6 +151,11 @@ class ShardGauges:
         self.loop_lag_s = metrics.gauge(
             "corefleet_loop_lag_seconds", "How late the event loop's newest timer was."
         )
+        self.timer_late_s = metrics.histogram(
+            "corefleet_timer_lateness_seconds",
+            "How late timers of the event loop were, 20 of them a second.",
+            buckets=_LATE_BUCKETS_S,
+        )
 
 
 class LivenessGauges:
@@ -124,10 +169,22 @@ class LivenessGauges:
         self.verdicts = metrics.counter(
             "corefleet_verdicts", "Verdicts given on nodes of our racks.", ["state"]
         )
+        for state in ("lost", "cut"):  # from the start: an increase from nothing is not seen
+            self.verdicts(state)
         self.silence_s = metrics.histogram(
             "corefleet_verdict_silence_seconds",
             "How long a node had been silent at its verdict.",
             buckets=_SILENCE_BUCKETS_S,
+        )
+        self.beats = metrics.counter("corefleet_beats", "Heartbeats of nodes of our racks.")
+        self.beat_gap_s = metrics.histogram(
+            "corefleet_beat_gap_seconds",
+            "Time between two heartbeats of a node as heard here; one pair in 16 is measured.",
+            buckets=_GAP_BUCKETS_S,
+        )
+        self.clock_offset_s = metrics.gauge(
+            "corefleet_fleet_clock_offset_max_seconds",
+            "Largest offset of a clock among nodes of our racks against ours, by their beats.",
         )
         self.looks = metrics.counter(
             "corefleet_looks",
@@ -147,6 +204,7 @@ class Gauges(AdmissionGauges, PlacementGauges, ShardGauges, LivenessGauges):
         PlacementGauges.__init__(self, metrics)
         ShardGauges.__init__(self, metrics)
         LivenessGauges.__init__(self, metrics)
+        self.beat_meter = BeatMeter()
 
 
 def make_gauges(metrics: Metrics) -> Gauges:

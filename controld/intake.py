@@ -320,6 +320,7 @@ class Intake:
             try:
                 usages = [await log.usage(stream, _STORE_S) for stream in range(streams)]
                 self._admission.set_stream_usage(max(usages))
+                self._gauges.stream_used().set(max(usages))
             except Unavailable as error:
                 _log.debug("room in streams not known", error=str(error))
             backlog = self._backlog()

@@ -24,6 +24,7 @@ from controld.core.overload import Overload, OverloadLimits
 from controld.core.ownership import OwnershipCore
 from controld.core.quota_shares import QuotaShares
 from controld.draining import Draining
+from controld.exporter import Exporter
 from controld.gauges import make_gauges
 from controld.intake import Intake
 from controld.losses import Losses
@@ -70,7 +71,7 @@ class Parts:
         self._background = background
         self._registry = registry
         self._beats_bus = beats_bus
-        self._metrics = metrics.Metrics()
+        self._metrics = metrics.Metrics(version())
         self._gauges = make_gauges(self._metrics)
         self._fleet = Fleet(config.sample_size)
         guard = MassLoss(_limits(config.liveness))
@@ -114,6 +115,7 @@ class Parts:
             self._own,
             bool(config.metrics),
         )
+        self._exporter = Exporter(cluster, background, registry, beats_bus, self._gauges)
 
     async def start(self, stack: AsyncExitStack) -> str:
         """Start all; `stack` stops them in the reverse order. Return the served address."""
@@ -140,6 +142,9 @@ class Parts:
         # Who is registered answers: a port of a member that refuses is a dead member's.
         await server.start()
         await owner.start()
+        if self._config.metrics:
+            stack.push_async_callback(self._exporter.close)
+            self._exporter.start(owner.may_act, self._own)
         peers = Peers(self._cluster, self._background, self._registry, self._gauges, self._reach())
         stack.push_async_callback(peers.close)
         await peers.start()

@@ -169,10 +169,15 @@ class Quotas:
         """Show the shares of pools; those of tenants would be too many."""
         shares = self._admission.shares
         names = {name for name in shares.names() if name.count("/") == 1}
-        for name in self._shown - names:
-            self._gauges.quota_share.forget(name)
-        for name in names:
-            self._gauges.quota_share(name).set(shares.share(name, now))
+        shown = {"rate": self._gauges.quota_rate, "in_flight": self._gauges.quota_places}
+        for name in self._shown | names:
+            kind, _, pool = name.partition("/")
+            if kind not in shown:
+                continue
+            if name in names:
+                shown[kind](pool).set(shares.share(name, now))
+            else:
+                shown[kind].forget(pool)
         self._shown = names
 
 

@@ -85,6 +85,8 @@ class RackRunner:
         self._rack = rack
         self._revision = revision
         self._gauges = gauges
+        self._beats = gauges.beats()
+        self._gaps_s = gauges.beat_gap_s()
         self._observer = observer
         self._losses = losses
         self._nodes: set[str] = set()
@@ -115,6 +117,8 @@ class RackRunner:
         self._registry.lost.unlisten(self._lost_seen)
         self._registry.controlds.unlisten(self._peer_seen)
         self._registry.racks.unlisten(self._peer_seen)
+        for name in self._nodes:
+            self._gauges.beat_meter.forget(name)
         await stop(self._ticking)
         if self._subscription is not None:
             subscription, self._subscription = self._subscription, None
@@ -132,6 +136,12 @@ class RackRunner:
         beat = heard(message, Heartbeat, "heartbeat")
         if beat is None or beat.node != sender_of(message.subject):
             return
+        gap_s = self._gauges.beat_meter.heard(
+            beat, self._cluster.clock.monotonic(), self._cluster.clock.wall_ms()
+        )
+        self._beats.inc()
+        if gap_s is not None:
+            self._gaps_s.observe(gap_s)
         self._feed(BeatReceived(beat))
 
     def _node_seen(self, name: str, found: NodeRegistration | None, revision: int) -> None:
@@ -140,6 +150,7 @@ class RackRunner:
             self._feed(NodeRegisteredEvent(found))
         elif name in self._nodes:
             self._nodes.discard(name)
+            self._gauges.beat_meter.forget(name)
             self._feed(NodeRemoved(name))
 
     def _lost_seen(self, name: str, found: LostNode | None, revision: int) -> None:

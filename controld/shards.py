@@ -229,7 +229,9 @@ class Shards:
         due = loop.time() + _TICK_S
         while True:
             await asyncio.sleep(max(0.0, due - loop.time()))
-            self._gauges.loop_lag_s().set(max(0.0, loop.time() - due))
+            late_s = max(0.0, loop.time() - due)
+            self._gauges.loop_lag_s().set(late_s)
+            self._gauges.timer_late_s().observe(late_s)
             due = loop.time() + _TICK_S
             self._gauges.shards().set(self.live())
             self._apply(self._fleet.tick(self._cluster.clock.monotonic()))

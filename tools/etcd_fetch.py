@@ -161,6 +161,19 @@ def unpack_package(target: Path, suite: str, least: Version) -> None:
 
 
 def _unpack(work: Path, target: Path, source: Source, least: Version) -> None:
+    tree = download(work, source, tuple(PROGRAMS.values()))
+    version = version_of(tree / "usr" / "bin" / "etcd")
+    if version is None or version < least:
+        shown = "an etcd that does not run here" if version is None else f"etcd {spell(version)}"
+        raise FetchError(f"components {' '.join(source.components)} have {shown}")
+    for name in reversed(PROGRAMS):
+        program = tree / "usr" / "bin" / name
+        if program.is_file():
+            program.replace(target / name)
+
+
+def download(work: Path, source: Source, packages: tuple[str, ...]) -> Path:
+    """Return a directory below `work` with the files of `packages`; raises FetchError."""
     listing = work / source.file
     listing.write_text(source.text, encoding="utf-8")
     for part in ("lists/partial", "cache/archives/partial", "packages", "tree"):
@@ -173,17 +186,10 @@ def _unpack(work: Path, target: Path, source: Source, least: Version) -> None:
         *("-o", "Acquire::Retries=2"),
     ]
     _run(["apt-get", *options, "update"], work)
-    _run(["apt-get", *options, "download", *PROGRAMS.values()], work / "packages")
+    _run(["apt-get", *options, "download", *packages], work / "packages")
     for package in (work / "packages").glob("*.deb"):
         _run(["dpkg", "-x", str(package), str(work / "tree")], work)
-    version = version_of(work / "tree" / "usr" / "bin" / "etcd")
-    if version is None or version < least:
-        shown = "an etcd that does not run here" if version is None else f"etcd {spell(version)}"
-        raise FetchError(f"components {' '.join(source.components)} have {shown}")
-    for name in reversed(PROGRAMS):
-        program = work / "tree" / "usr" / "bin" / name
-        if program.is_file():
-            program.replace(target / name)
+    return work / "tree"
 
 
 def _run(command: list[str], directory: Path) -> None:

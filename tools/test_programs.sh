@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Installs, by apt, the programs that only tests need: a virtual machine and a D-Bus daemon.
+# Puts promtool into the cache (tools/prometheus_fetch.py).
 #
 # Does nothing where they are there. Elsewhere than on Debian and Ubuntu it names what is
 # missing: the tests that need it fail then, or are skipped by COREFLEET_GUEST=skip.
@@ -20,6 +21,7 @@ if [ "${COREFLEET_GUEST:-}" != skip ]; then
     want mkfs.ext4 e2fsprogs
     want ssh openssh-client
 fi
+.venv/bin/python -m tools.prometheus_fetch >&2 || say "tests of rules and alerts will fail"
 [ -n "$MISSING" ] || exit 0
 
 ROOT=""

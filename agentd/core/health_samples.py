@@ -88,10 +88,12 @@ class DiskState:
 
 @dataclass(slots=True, frozen=True)
 class ClockState:
-    """The kernel's clock discipline. `error_s`: the larger of its offset and its estimate."""
+    """The kernel's clock discipline. `error_s`: the larger of its offset and its estimate;
+    `offset_s`: what it has yet to correct, above 0 if the clock is behind."""
 
     synchronised: bool
     error_s: float
+    offset_s: float = 0.0
 
 
 Sample = MemoryErrors | Throttled | BeatsSent | DiskState | ClockState

@@ -17,6 +17,7 @@ BENCHES = {
     "takeover": "kill -9 of worker, engine, node and controld in the middle of turns",
     "noop": "durable no-op tasks a second, end to end, and latency of single ones",
     "fleet": "4096 simulated nodes and a hundred controlds, then many of both killed",
+    "metrics": "scrapes of one controld of a hundred with 4096 nodes, and what its loop feels",
     "regulator": "victim and batch under the bandwidth regulator, on a model of a memory system",
     "discover": "full discovery and refresh on machines of 512 CPUs and 128 nodes",
     "liveness": "false alarms and detection time of deadline and phi; CPU of watching nodes",

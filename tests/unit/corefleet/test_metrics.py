@@ -11,11 +11,12 @@ from queue import SimpleQueue
 from types import SimpleNamespace
 
 import pytest
+from prometheus_client import generate_latest
 
 from corefleet.config import TlsConfig
 from corefleet.errors import InvalidInput, Unavailable
 from corefleet.identity import Identity
-from corefleet.metrics import Metrics, MetricsServer, serve
+from corefleet.metrics import Metrics, MetricsServer, Paced, serve
 from corefleet.tls import TlsFiles
 from tests.servers.authority import Authority
 
@@ -136,3 +137,49 @@ def test_a_client_that_does_not_shake_hands_holds_up_nobody(
     host, _, port = server.address.rpartition(":")
     with socket.create_connection((host, int(port))):
         assert scrape_secure(server, monitor)
+
+
+def test_build_and_version_are_told(server: MetricsServer) -> None:
+    assert any(line.startswith("corefleet_build_info{") for line in scrape(server))
+
+
+def test_a_scrape_lets_go_of_the_interpreter_after_every_few_samples() -> None:
+    metrics, pauses = Metrics(), []
+    pools = metrics.gauge("corefleet_pools", "Many.", ["pool"])
+    for number in range(500):
+        pools(f"p{number}").set(number)
+
+    text = generate_latest(Paced(metrics, pauses.append)).decode()
+
+    families = text.count("# TYPE")
+    assert len(pauses) == families + 500 // 50
+    assert min(pauses) > 0.0
+    assert text.count("corefleet_pools{") == 500
+    assert text.count("# HELP corefleet_pools ") == 1
+
+
+def test_what_a_scrape_cost_is_in_the_next_one(metrics: Metrics, server: MetricsServer) -> None:
+    scrape(server)
+    lines = dict(line.rsplit(" ", 1) for line in scrape(server) if not line.startswith("#"))
+
+    assert float(lines["corefleet_scrapes_total"]) == 1.0
+    cpu_s = float(lines["corefleet_scrape_cpu_seconds_total"])
+    assert 0.0 < float(lines["corefleet_scrape_slice_seconds"]) <= cpu_s
+
+
+def test_some_families_can_be_asked_for_by_name(metrics: Metrics, server: MetricsServer) -> None:
+    metrics.gauge("corefleet_one", "One.")().set(1)
+    metrics.gauge("corefleet_two", "Two.")().set(2)
+    url = f"http://{server.address}/metrics?name[]=corefleet_two"
+
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        text = answer.read().decode()
+
+    assert "corefleet_two 2.0" in text
+    assert "corefleet_one" not in text
+
+
+def test_no_series_tell_when_a_counter_was_made(metrics: Metrics, server: MetricsServer) -> None:
+    metrics.counter("corefleet_steps", "Steps.", ["pool"])("support").inc()
+
+    assert not [line for line in scrape(server) if "_created" in line]
