@@ -8,7 +8,8 @@ BENCHES := takeover noop step place discover regulator fleet metrics
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test-programs setup-bench demo models test check format proto proto-check lock \
-	sim test-unit test-contract test-integration test-faults test-machines test-guest guest-arm64 bench \
+	sim test-unit test-contract test-integration test-faults test-machines test-guest guest-arm64 alerts dashboards \
+	bench \
 	$(BENCHES:%=bench-%) clean
 
 help: ## This list
@@ -76,6 +77,14 @@ sim: setup ## Simulated clusters with faults drawn from seeds; SEEDS=10000 for m
 
 test-machines: setup ## Discovery on recorded machines; MACHINES=DIR for a folder of your own
 	@COREFLEET_MACHINES="$(MACHINES)" $(PYTHON) -m pytest tests/machines $(ARGS)
+
+alerts: setup test-programs ## Check and test metrics, rules, alerts and dashboards with promtool
+	@$(PYTHON) -m pytest tests/unit/tools/test_alerts.py tests/unit/tools/test_metric_names.py $(ARGS)
+
+dashboards: ## Make the dashboards' files, and draw their pictures from a real run of 75 s
+	@tools/setup.sh dashboards
+	@$(PYTHON) -m tools.dashboards write
+	@$(PYTHON) -m tools.dashboards render $(ARGS)
 
 bench: ## List the benchmarks
 	@printf 'make bench-%s\n' $(BENCHES)

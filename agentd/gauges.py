@@ -189,8 +189,10 @@ class NodeCollector(Collector):
                     broken.add_metric([sample.name], 1)
                 case ClockState():
                     synchronised.add_metric([], sample.synchronised)
-                    offset.add_metric([], sample.offset_s)
-                    error.add_metric([], sample.error_s)
+                    # Without a discipline the kernel's estimates mean nothing.
+                    if sample.synchronised:
+                        offset.add_metric([], sample.offset_s)
+                        error.add_metric([], sample.error_s)
         yield from (used, broken, synchronised, offset, error)
 
     def _bindings(self) -> Iterator[Metric]:
@@ -221,9 +223,17 @@ class NodeCollector(Collector):
             "Share of its CPUs that the batch class may use.",
             labels=["domain"],
         )
+        squeezed = GaugeMetricFamily(
+            "corefleet_batch_squeezed",
+            "1 while the regulator holds batch below its ceiling, for what a sensor says.",
+            labels=["domain"],
+        )
         for domain, state in bandwidth.domains.items():
-            share.add_metric([str(domain)], state.share)
+            if bandwidth.actuator != "none":
+                share.add_metric([str(domain)], state.share)
+                squeezed.add_metric([str(domain)], state.mode not in ("free", "static"))
         yield share
+        yield squeezed
         yield GaugeMetricFamily(
             "corefleet_cpu_steal_ratio",
             "Share of CPU time that the hypervisor took.",

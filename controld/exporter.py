@@ -75,8 +75,9 @@ class Exporter:
         racks = {node.rack for node in registry.nodes.records.values()}
         gauges.unowned("rack").set(sum(owners.get(rack) not in living for rack in racks))
         _, queued, in_flight = own()
-        _show_pools(gauges.queued, queued)
-        _show_pools(gauges.in_flight, in_flight)
+        pools = dict.fromkeys(registry.pools.records, 0)
+        _show_pools(gauges.queued, {**pools, **queued})
+        _show_pools(gauges.in_flight, {**pools, **in_flight})
         now = cluster.clock.monotonic()
         if now - self._offsets_at >= OFFSET_ROUND_S:
             self._offsets_at = now
@@ -90,6 +91,9 @@ class Exporter:
 
 
 def _show_pools(gauge: Family[Gauge], counts: Mapping[str, int]) -> None:
-    """Set the gauge of each pool; one that has none any more keeps a zero."""
-    for (pool,) in gauge.known() | {(pool,) for pool in counts}:
-        gauge(pool).set(counts.get(pool, 0))
+    """Set the gauge of each pool, and forget those of pools that are gone."""
+    for (pool,) in gauge.known():
+        if pool not in counts:
+            gauge.forget(pool)
+    for pool, count in counts.items():
+        gauge(pool).set(count)

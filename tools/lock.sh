@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 python3 -m venv --clear .venv
 WHEELS="$(.venv/bin/python -m tools.wheelhouse)"
 .venv/bin/python -m pip install --quiet --upgrade pip
-.venv/bin/python -m pip install --quiet --find-links "$WHEELS" --editable '.[dev,journald]'
+.venv/bin/python -m pip install --quiet --find-links "$WHEELS" --editable '.[dev,journald,dashboards]'
 {
     sed -n '/^#/p' constraints.txt
     .venv/bin/python -m pip freeze --exclude-editable | sed 's# @ file://.*llama_cpp_python-\([^-]*\)-.*#==\1#' | grep -v '^pip=='

@@ -49,6 +49,8 @@ class FleetPlan:
     """Who makes the certificates of all; None: everything is in plain text."""
     monitor_nats: bool = False
     """NATS serves its counters on `LocalFleet.nats_monitor`, on this machine only."""
+    metrics: bool = False
+    """Each program serves its metrics at an address in `LocalFleet.metrics`."""
 
 
 class LocalFleet:
@@ -66,6 +68,8 @@ class LocalFleet:
         self.nodes: dict[str, Child] = {}
         self.nats_url = ""
         self.nats_monitor = ""
+        self.metrics: dict[str, str] = {}
+        """By controld and node: host:port."""
         self._ports: dict[str, int] = {}
         self.etcd_endpoint = ""
         self._etcd_command: list[str] = []
@@ -269,6 +273,7 @@ class LocalFleet:
             f'nats.servers = ["{self.nats_url}"]\netcd.endpoints = ["{self.etcd_endpoint}"]\n'
             f'log.level = "{plan.log_level}"\n'
             f"cluster.shards = {plan.shards}\ncluster.streams = {plan.streams}\n"
+            f"{self._metrics_line(name)}"
             f"{self._tls('controld', name, 'tls', 'nats.tls', 'etcd.tls')}{plan.controld}",
         )
 
@@ -281,6 +286,7 @@ class LocalFleet:
             f'cpus = "{self._cpus_of(self._number(name) - 1)}"',
             f'nats.servers = ["{self.nats_url}"]',
             f'log.level = "{plan.log_level}"',
+            self._metrics_line(name),
         ]
         if plan.models is not None:
             lines.append(f"models = {json.dumps(str(plan.models.resolve()))}")
@@ -294,6 +300,12 @@ class LocalFleet:
             return "insecure = true\n"
         files = self.certificates.files(role, name)
         return "".join(tls_lines(key, files) for key in keys)
+
+    def _metrics_line(self, name: str) -> str:
+        if not self.plan.metrics:
+            return ""
+        address = self.metrics.setdefault(name, f"127.0.0.1:{free_port()}")
+        return f'metrics = "{address}"\n'
 
     def _cpus_of(self, index: int) -> str:
         """Deal this process's CPUs out to the virtual nodes; they share when there are too few."""

@@ -100,7 +100,7 @@ def _node() -> Told:
         bandwidth=SimpleNamespace(
             actuator="resctrl",
             report=Report(number=1, interval_s=0.5, source="resctrl", domains=(load,)),
-            domains={0: SimpleNamespace(share=1.0)},
+            domains={0: SimpleNamespace(share=1.0, mode="free")},
         ),
     )
     samples = (
