@@ -52,7 +52,7 @@ def metrics_in(expr: str) -> set[str]:
     return {word for word in words if re.match(r"(.*:)?(corefleet|process)_|up$", word)}
 
 
-@pytest.mark.parametrize(("name", "expr"), queries(), ids=[name for name, _ in queries()])
+@pytest.mark.parametrize(("name", "expr"), list(queries()), ids=[name for name, _ in queries()])
 def test_only_metrics_that_exist_are_asked_for(name: str, expr: str) -> None:
     known = {series for family in exposed() for series in family.series} | RECORDED.keys() | {"up"}
     asked = metrics_in(expr)
