@@ -101,7 +101,7 @@ class Metrics:
 
     def __init__(self, version: str = "unknown") -> None:
         # A second series for each counter and histogram, which nothing here reads.
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.labels: dict[str, tuple[str, ...]] = {}
         """Label names of the families made here, by the family's name without `_total`."""
         self.registry = CollectorRegistry()

@@ -129,7 +129,8 @@ def _draw_panel(panel: Panel, axis: Any, lines: list[tuple[str, Series]], began:
     high = max(known)
     low = min(0.0, *known)
     # Room above for the legend.
-    axis.set_ylim(1.1 * low - 0.02 * high, 1.35 * high if high > 0 else 1.0)
+    top = 1.35 * high if high > 0 else 1.0
+    axis.set_ylim(1.1 * low - 0.02 * top, top)
     axis.legend(loc="upper left", fontsize=6, ncols=3, framealpha=0.6)
 
 

@@ -153,6 +153,7 @@ async def test_a_dead_process_is_told_and_replaced(house: House) -> None:
     third = (await house.until(3))[2]
     assert house.ended == [(first, "killed by SIGSEGV")]
     assert third not in {first, second}
+    assert supervisor(house).failures() == {WORKER: 1}
 
 
 async def test_a_start_that_fails_is_tried_again(house: House) -> None:
@@ -164,6 +165,7 @@ async def test_a_start_that_fails_is_tried_again(house: House) -> None:
         f"{name}: not bound" for name, _ in house.ended
     ]
     assert len(house.ended) == 2
+    assert supervisor(house).failures() == {WORKER: 2}
 
 
 async def test_a_unit_that_fails_and_fails_counts_as_settled_and_is_named(house: House) -> None:

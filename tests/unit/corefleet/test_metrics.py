@@ -144,7 +144,8 @@ def test_build_and_version_are_told(server: MetricsServer) -> None:
 
 
 def test_a_scrape_lets_go_of_the_interpreter_after_every_few_samples() -> None:
-    metrics, pauses = Metrics(), []
+    metrics = Metrics()
+    pauses: list[float] = []
     pools = metrics.gauge("corefleet_pools", "Many.", ["pool"])
     for number in range(500):
         pools(f"p{number}").set(number)
