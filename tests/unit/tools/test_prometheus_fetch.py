@@ -41,7 +41,7 @@ def test_programs_on_path_are_linked(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_every_way_that_failed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
-    monkeypatch.setattr(prometheus_fetch.shutil, "which", lambda name: None)
+    monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.setattr(prometheus_fetch, "_unpack_package", no_package)
     with pytest.raises(FetchError, match="no prometheus and promtool on PATH\n  no package"):
         fetch(tmp_path / "bin")
