@@ -8,8 +8,8 @@ BENCHES := takeover noop step place discover regulator fleet metrics
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test-programs setup-bench demo models test check format proto proto-check lock \
-	sim test-unit test-contract test-integration test-faults test-machines test-guest guest-arm64 alerts dashboards \
-	bench \
+	package sim test-unit test-contract test-integration test-faults test-machines test-guest test-rollout \
+	guest-arm64 alerts dashboards lint-ansible bench \
 	$(BENCHES:%=bench-%) clean
 
 help: ## This list
@@ -40,6 +40,10 @@ check: setup ## Formatting, lint, types, generated code
 	@.venv/bin/ruff check .
 	@$(PYTHON) -m tools.proto --check
 	@.venv/bin/mypy
+	@$(MAKE) --no-print-directory lint-ansible
+
+lint-ansible: setup ## Roles and playbooks against ansible-lint's strictest profile
+	@cd ansible && PATH="$(CURDIR)/.venv/bin:$$PATH" ansible-lint --offline --quiet
 
 format: setup ## Format the code and apply the safe fixes
 	@.venv/bin/ruff check --fix .
@@ -68,6 +72,12 @@ test-faults: models ## Real processes killed, frozen and cut off (as root); CI_L
 
 test-guest: setup test-programs ## A virtual machine with systemd and four NUMA nodes; COREFLEET_GUEST=skip skips
 	@$(PYTHON) -m pytest tests/guest $(ARGS)
+
+test-rollout: setup test-programs ## Ansible on a bare virtual machine, to a task that ran; takes many minutes
+	@COREFLEET_ROLLOUT=1 $(PYTHON) -m pytest tests/rollout $(ARGS)
+
+package: setup ## Make the archive that hosts are installed from, in dist/
+	@$(PYTHON) -m tools.package $(ARGS)
 
 guest-arm64: setup ## Discovery and binding in an emulated aarch64; builds its image for 10 minutes
 	@$(PYTHON) -m tools.guest smoke-arm64

@@ -85,7 +85,7 @@ def ensure_payload(machine: str = "x86_64", root: Path = ROOT) -> Path:
         options: list[str | Path] = ["--constraint", constraints, *requirements]
         if llama is not None:
             options += ["--find-links", llama]
-        run([*_pip("download", machine), "--dest", wheels, *options], log, _PIP_LIMIT_S)
+        run([*pip("download", machine), "--dest", wheels, *options], log, _PIP_LIMIT_S)
         lay_out([*wheels.glob("*.whl")], _environment(disk, version(root)), log, machine)
         make_ext4(disk, scratch / DISK, _DISK_SIZE, log)
         shutil.rmtree(disk)
@@ -123,7 +123,7 @@ def lay_out_project(site: Path, log: Path, machine: str = "x86_64", root: Path =
 
 def lay_out(wheels: Sequence[Path], site: Path, log: Path, machine: str) -> None:
     """Install wheels into a directory that can be imported from, compiled if we can."""
-    command = [*_pip("install", machine), "--no-deps", "--no-compile", "--target", site]
+    command = [*pip("install", machine), "--no-deps", "--no-compile", "--target", site]
     run([*command, "--no-index", *wheels], log, _PIP_LIMIT_S)
     shutil.rmtree(site / "bin", ignore_errors=True)  # names the host's Python
     if f"{sys.version_info.major}.{sys.version_info.minor}" == PYTHON:
@@ -147,7 +147,7 @@ def _environment(disk: Path, version: str) -> Path:
     return site
 
 
-def _pip(verb: str, machine: str) -> list[str | Path]:
+def pip(verb: str, machine: str) -> list[str | Path]:
     """Return the start of a pip command line that takes what fits the image."""
     minors = range(_NEWEST_GLIBC, _OLDEST_GLIBC - 1, -1)
     platforms = [f"manylinux_2_{minor}_{machine}" for minor in minors]

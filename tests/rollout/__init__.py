@@ -1,0 +1,1 @@
+"""Rollouts by ansible, played against virtual machines."""

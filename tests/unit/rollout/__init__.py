@@ -1,0 +1,1 @@
+"""What can be said of `ansible/` without a machine."""
