@@ -43,7 +43,7 @@ check: setup ## Formatting, lint, types, generated code
 	@$(MAKE) --no-print-directory lint-ansible
 
 lint-ansible: setup ## Roles and playbooks against ansible-lint's strictest profile
-	@cd ansible && PATH="$(CURDIR)/.venv/bin:$$PATH" ansible-lint --offline --quiet
+	@cd ansible && PATH="$(CURDIR)/.venv/bin:$$PATH" ansible-lint --offline -q
 
 format: setup ## Format the code and apply the safe fixes
 	@.venv/bin/ruff check --fix .

@@ -407,7 +407,7 @@ class Daemon:
         return NodeRegistration(
             node=self._config.node_id,
             rack=self._config.rack,
-            probe_address=self._probe.address,
+            probe_address=self._config.probe_advertise or self._probe.address,
             arch=self._topology.arch,
             features=self._topology.features,
             labels=self._config.labels,

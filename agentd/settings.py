@@ -18,6 +18,7 @@ def check_config(config: AgentdConfig, where: str) -> None:
     try:
         check_name("node_id", config.node_id)
         check_name("rack", config.rack)
+        _check_probe(config)
     except InvalidInput as error:
         raise ConfigError(f"{where}: {error}") from error
     for name in config.require:
@@ -65,6 +66,18 @@ def channels_of(config: AgentdConfig) -> tuple[Channel, ...]:
         Channel("metrics", metrics, "tls", config.tls),
         Channel("nats.servers", config.nats.servers, "nats.tls", config.nats.tls),
     )
+
+
+def _check_probe(config: AgentdConfig) -> None:
+    """A controld that is told a wildcard would probe itself."""
+    host, _, port = (config.probe_advertise or config.probe_listen).rpartition(":")
+    if host in ("", "0.0.0.0", "[::]", "::") or not port.isdecimal():
+        raise InvalidInput(
+            "probe_advertise" if config.probe_advertise else "probe_listen",
+            config.probe_advertise or config.probe_listen,
+            "host:port where controlds reach this node; what listens on every address "
+            "needs it in probe_advertise",
+        )
 
 
 def _check_shares(config: AgentdConfig, where: str) -> None:

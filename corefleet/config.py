@@ -241,6 +241,8 @@ class AgentdConfig(Section, frozen=True, kw_only=True):
     data_dir: str
     probe_listen: str = "127.0.0.1:0"
     """TCP address that answers liveness probes."""
+    probe_advertise: str = ""
+    """host:port where controlds probe; '' is `probe_listen`, which must name a host then."""
     metrics: str = ""
     """host:port of the Prometheus endpoint; '' serves none."""
     tls: TlsConfig | None = None

@@ -106,7 +106,9 @@ class Rollout:
             f"rack_{number}": {"hosts": {name: {}}, "vars": {"corefleet_rack": f"rack-{number}"}}
             for number, name in enumerate(guests, 1)
         }
-        children = {role: {"hosts": {first: {}}} for role in ("etcd", "nats", "controld")}
+        children: dict[str, object] = {
+            role: {"hosts": {first: {}}} for role in ("etcd", "nats", "controld")
+        }
         inventory = {
             "all": {
                 "hosts": hosts,
@@ -120,9 +122,9 @@ class Rollout:
         """Run a playbook to its end."""
         log = self._directory / f"{playbook}.log"
         command = [
-            Path(sys.executable).with_name("ansible-playbook"),
-            *("-i", self._directory / "hosts.json"),
-            *(ANSIBLE / "playbooks" / f"{playbook}.yml", *arguments),
+            str(Path(sys.executable).with_name("ansible-playbook")),
+            *("-i", str(self._directory / "hosts.json")),
+            *(str(ANSIBLE / "playbooks" / f"{playbook}.yml"), *arguments),
         ]
         environment = {
             **os.environ,
