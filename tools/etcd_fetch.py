@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -132,10 +132,15 @@ def link_from_path(target: Path, least: Version) -> None:
     for name in PROGRAMS:
         program = shutil.which(name)
         if program is not None:
-            with tempfile.TemporaryDirectory(dir=target) as work:
-                link = Path(work) / name
-                link.symlink_to(Path(program).resolve())
-                link.replace(target / name)
+            link_program(target, name, Path(program))
+
+
+def link_program(target: Path, name: str, program: Path) -> None:
+    """Make `target`/`name` a link to `program`; who looks there finds the old one or the new."""
+    with tempfile.TemporaryDirectory(dir=target) as work:
+        link = Path(work) / name
+        link.symlink_to(program.resolve())
+        link.replace(target / name)
 
 
 def unpack_package(target: Path, suite: str, least: Version) -> None:
@@ -146,18 +151,33 @@ def unpack_package(target: Path, suite: str, least: Version) -> None:
     sources = [s for s in read_sources(APT_SOURCES) if own in s.suites and "main" in s.components]
     if not own or not sources:
         raise FetchError(f"suite {suite}: no archive of this distribution in {APT_SOURCES}")
+    try:
+        from_first(
+            target, sources, lambda work, it: _unpack(work, target, it.for_suite(suite), least)
+        )
+    except FetchError as error:
+        raise FetchError(f"suite {suite}: {error}") from error
+
+
+def from_first(
+    target: Path, sources: Sequence[Source], unpack: Callable[[Path, Source], None]
+) -> None:
+    """Call `unpack` with a scratch directory below `target` for each source until one serves.
+
+    Raises FetchError with what each lacked.
+    """
     reasons = []
     for source in sources:
         with tempfile.TemporaryDirectory(dir=target) as work:
             # apt drops to a user of its own, who must be able to enter.
             os.chmod(work, 0o755)
             try:
-                _unpack(Path(work), target, source.for_suite(suite), least)
+                unpack(Path(work), source)
             except FetchError as error:
                 reasons.append(str(error))
             else:
                 return
-    raise FetchError(f"suite {suite}: {'; '.join(reasons)}")
+    raise FetchError("; ".join(reasons))
 
 
 def _unpack(work: Path, target: Path, source: Source, least: Version) -> None:

@@ -8,16 +8,23 @@ no service is started.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from corefleet.config import cache_dir
-from tools.etcd_fetch import APT_SOURCES, FetchError, download, os_release, read_sources
+from tools.etcd_fetch import (
+    APT_SOURCES,
+    FetchError,
+    Source,
+    download,
+    from_first,
+    link_program,
+    os_release,
+    read_sources,
+)
 
 PROGRAMS = ("prometheus", "promtool")
 PACKAGE = "prometheus"
@@ -67,10 +74,7 @@ def _link_from_path(target: Path) -> None:
     if missing:
         raise FetchError(f"no {' and '.join(missing)} on PATH")
     for name, path in found.items():
-        with tempfile.TemporaryDirectory(dir=target) as work:
-            link = Path(work) / name
-            link.symlink_to(Path(str(path)).resolve())
-            link.replace(target / name)
+        link_program(target, name, Path(str(path)))
 
 
 def _unpack_package(target: Path) -> None:
@@ -80,20 +84,13 @@ def _unpack_package(target: Path) -> None:
     sources = [s for s in read_sources(APT_SOURCES) if own and own in s.suites]
     if not sources:
         raise FetchError(f"no archive of this distribution in {APT_SOURCES}")
-    reasons = []
-    for source in sources:
-        with tempfile.TemporaryDirectory(dir=target) as work:
-            # apt drops to a user of its own, who must be able to enter.
-            os.chmod(work, 0o755)
-            try:
-                tree = download(Path(work), source, (PACKAGE,))
-            except FetchError as error:
-                reasons.append(str(error))
-                continue
-            for name in PROGRAMS:
-                (tree / "usr" / "bin" / name).replace(target / name)
-            return
-    raise FetchError("; ".join(reasons))
+
+    def unpack(work: Path, source: Source) -> None:
+        tree = download(work, source, (PACKAGE,))
+        for name in PROGRAMS:
+            (tree / "usr" / "bin" / name).replace(target / name)
+
+    from_first(target, sources, unpack)
 
 
 def main() -> int:

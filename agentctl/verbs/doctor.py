@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import click
 import msgspec
@@ -20,6 +21,9 @@ from corefleet.clock import SystemClock
 from corefleet.config import AgentdConfig, ControldConfig
 from corefleet.errors import ConfigError, CorefleetError
 
+T = TypeVar("T")
+
+_STATE = Path("/var/lib/corefleet")
 _FIX_CONFIG = "correct the file; the message says what would be right"
 
 
@@ -56,16 +60,13 @@ async def client(addresses: tuple[str, ...], json_out: bool) -> int:
 @verb
 async def control(path: Path, json_out: bool) -> int:
     """Check this control node: configuration, etcd, NATS, units, clock, disk."""
-    findings: list[Finding] = []
-    try:
-        config = configuration.load(path, ControldConfig)
-        findings.append(ok("configuration", str(path)))
+    config, finding = _configuration(path, ControldConfig)
+    findings = [finding]
+    if config is not None:
         findings += await servers.etcd(config.etcd)
         findings += await servers.nats(config.nats)
-    except ConfigError as failure:
-        findings.append(error("configuration", str(failure), _FIX_CONFIG))
     findings.append(await host.unit("controld"))
-    findings += [await host.clock(), await host.disk("disk", Path("/var/lib/corefleet"))]
+    findings += [await host.clock(), await host.disk("disk", _STATE)]
     return _tell(findings, json_out)
 
 
@@ -82,21 +83,26 @@ async def control(path: Path, json_out: bool) -> int:
 @verb
 async def node(path: Path, json_out: bool) -> int:
     """Check this node: configuration, topology, NATS, systemd, control groups, clock, disk."""
-    findings: list[Finding] = []
-    data_dir = Path("/var/lib/corefleet")
-    try:
-        config = configuration.load(path, AgentdConfig)
+    config, finding = _configuration(path, AgentdConfig)
+    findings = [finding]
+    data_dir = _STATE
+    if config is not None:
         data_dir = Path(config.data_dir)
-        findings.append(ok("configuration", str(path)))
         findings += await servers.nats(config.nats)
-    except ConfigError as failure:
-        findings.append(error("configuration", str(failure), _FIX_CONFIG))
     findings += await _machine()
     findings.append(host.program("numactl", "numactl"))
     findings.append(await host.systemd())
     findings += [await host.unit(name) for name in ("corefleet-heartbeat", "agentd")]
     findings += [await host.clock(), await host.disk("disk", data_dir)]
     return _tell(findings, json_out)
+
+
+def _configuration(path: Path, kind: type[T]) -> tuple[T | None, Finding]:
+    """Return what a file configures, None when it is wrong, and what there is to say of it."""
+    try:
+        return configuration.load(path, kind), ok("configuration", str(path))
+    except ConfigError as failure:
+        return None, error("configuration", str(failure), _FIX_CONFIG)
 
 
 async def _at(address: str) -> Finding:

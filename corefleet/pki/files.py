@@ -65,7 +65,7 @@ def write(path: Path, data: bytes, mode: int, gid: int | None = None) -> None:
     try:
         create(fresh, data, mode, gid)
         os.replace(fresh, path)
-    except BaseException:
+    except BaseException:  # whatever stops this, nothing half made may stay
         with contextlib.suppress(FileNotFoundError):
             os.unlink(fresh)
         raise
@@ -134,7 +134,7 @@ def write_pair(
         _drop_plain_pair(directory, stem)
         os.symlink(fresh.name, link)
         os.replace(link, current)
-    except BaseException:
+    except BaseException:  # whatever stops this, nothing half made may stay
         with contextlib.suppress(FileNotFoundError):
             os.unlink(link)
         shutil.rmtree(fresh, ignore_errors=True)
@@ -170,6 +170,6 @@ def _point(path: Path, target: str) -> None:
     os.symlink(target, fresh)
     try:
         os.replace(fresh, path)
-    except BaseException:
+    except BaseException:  # whatever stops this, nothing half made may stay
         os.unlink(fresh)
         raise
